@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mesh
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+)
+
+// The tables of policy routing that a State uses.
+const (
+	// TableMain is the kernel's main routing table (rtnetlink(7), RT_TABLE_MAIN).
+	TableMain = 254
+	// TableTunnel holds the routes to the internal IPs of nodes of the own
+	// location that must go through the tunnel link; only rules lead to it.
+	TableTunnel = 1107
+)
+
+// State is everything that one node's kernel needs for the mesh, and the whole
+// contract between the core and host.Apply. Slices are sorted and free of
+// duplicates, so equal meshes give equal States. The zero State is a node
+// without Kilo.
+type State struct {
+	// Links that must exist, at most one of each Kind.
+	Links []Link
+	// Addrs are all the addresses of Links; others on them are to go.
+	Addrs []Addr
+	// Routes of Kilo.
+	Routes []Route
+	// Rules of Kilo.
+	Rules []Rule
+	// Device is the WireGuard configuration of the link of KindWireGuard.
+	Device Device
+	// Firewall is the content of the nftables table "inet kilo".
+	Firewall Firewall
+	// Forward4 and Forward6 ask for packet forwarding by address family.
+	Forward4, Forward6 bool
+}
+
+// WireGuardMTU returns the MTU in bytes of the WireGuard link, 0 without one.
+func (s State) WireGuardMTU() int {
+	for _, l := range s.Links {
+		if l.Kind == KindWireGuard {
+			return l.MTU
+		}
+	}
+	return 0
+}
+
+// LinkKind says what a Link is.
+type LinkKind string
+
+// The kinds of Link.
+const (
+	KindWireGuard LinkKind = "wireguard"
+	// KindIPIP carries IPv4 in IPv4 (RFC 2003), KindIP6Tnl both families in IPv6 (RFC 2473).
+	KindIPIP   LinkKind = "ipip"
+	KindIP6Tnl LinkKind = "ip6tnl"
+)
+
+// Link is a network link of Kilo's own.
+type Link struct {
+	Name string
+	Kind LinkKind
+	// MTU in bytes, 1280 to 65535.
+	MTU int
+	// Up is the administrative state.
+	Up bool
+}
+
+// Addr is an address on one of Kilo's links, with its prefix length.
+type Addr struct {
+	Dev    string
+	Prefix netip.Prefix
+}
+
+func (a Addr) compare(o Addr) int {
+	return cmp.Or(cmp.Compare(a.Dev, o.Dev), comparePrefix(a.Prefix, o.Prefix))
+}
+
+// Route is a unicast route. Two Routes are the same if they are ==.
+type Route struct {
+	// Dst is masked.
+	Dst netip.Prefix
+	// Via is the gateway, zero for a destination that is on the link itself.
+	Via netip.Addr
+	// Src is the preferred source address, zero for the kernel's choice.
+	Src netip.Addr
+	// Dev is the name of the link; host resolves it at the last moment.
+	Dev string
+	// Table is TableMain or TableTunnel.
+	Table int
+	// OnLink makes the kernel take Via as directly reachable over Dev.
+	OnLink bool
+}
+
+func (r Route) compare(o Route) int {
+	return cmp.Or(cmp.Compare(r.Table, o.Table), comparePrefix(r.Dst, o.Dst), r.Via.Compare(o.Via), cmp.Compare(r.Dev, o.Dev), r.Src.Compare(o.Src))
+}
+
+// Rule is a policy-routing rule that sends packets to a table. Zero fields
+// match everything. The family is that of To.
+type Rule struct {
+	From, To netip.Prefix
+	// IIf is the link that the packet came in through.
+	IIf   string
+	Table int
+}
+
+func (r Rule) compare(o Rule) int {
+	return cmp.Or(comparePrefix(r.To, o.To), comparePrefix(r.From, o.From), cmp.Compare(r.IIf, o.IIf), cmp.Compare(r.Table, o.Table))
+}
+
+// Device is the configuration of a WireGuard device, see wg(8).
+type Device struct {
+	PrivateKey SecretKey
+	// ListenPort is a UDP port, 1 to 65535.
+	ListenPort uint16
+	// Peers by public key. Who owns a prefix is in AllowedIPs.
+	Peers map[PublicKey]DevicePeer
+	// AllowedIPs is the cryptokey routing table: one owner for each prefix, by construction.
+	AllowedIPs map[netip.Prefix]PublicKey
+}
+
+// DevicePeer is one [Peer] section of a WireGuard device.
+type DevicePeer struct {
+	// Name says in messages who the peer is: "node/a1" or "peer/laptop".
+	Name string
+	// Endpoint is where to find the peer at first; zero if it will come to us.
+	// WireGuard follows a peer that roams, and apply lets it.
+	Endpoint     netip.AddrPort
+	PresharedKey SecretKey
+	// PersistentKeepalive in seconds, 0 (off) to 65535.
+	PersistentKeepalive uint16
+}
+
+// Firewall is what changes in Kilo's nftables table; its rules are constant.
+// All prefixes are masked and none contains another.
+type Firewall struct {
+	// MasqueradeFrom: packets from here get the node's address, unless they go to Known.
+	MasqueradeFrom []netip.Prefix
+	// MasqueradeTo: packets to here get the node's address, unless they go to Known.
+	MasqueradeTo []netip.Prefix
+	// Known destinations keep the packet's source.
+	Known []netip.Prefix
+	// TunnelFrom are the only sources from which tunnel packets (IP protocol 4
+	// over IPv4; 4 and 41 over IPv6) are let in, if there is a tunnel link of
+	// that family: of each family alone, no source means no check.
+	TunnelFrom []netip.Prefix
+}
+
+// comparePrefix orders by family, address, length.
+func comparePrefix(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+}
+
+// compactPrefixes masks, sorts and drops every prefix that another contains.
+func compactPrefixes(ps []netip.Prefix) []netip.Prefix {
+	masked := make([]netip.Prefix, 0, len(ps))
+	for _, p := range ps {
+		masked = append(masked, p.Masked())
+	}
+	// In this order whatever contains p comes before it, and only the last kept prefix can.
+	slices.SortFunc(masked, comparePrefix)
+	out := masked[:0]
+	for _, p := range masked {
+		if n := len(out); n > 0 && out[n-1].Bits() <= p.Bits() && out[n-1].Contains(p.Addr()) {
+			continue
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// sortCompact sorts s and drops duplicates.
+func sortCompact[T comparable](s []T, compare func(a, b T) int) []T {
+	slices.SortFunc(s, compare)
+	return slices.Compact(s)
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mesh
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// matrixBlock is a block of testdata/route-matrix.txt.
+type matrixBlock struct {
+	host, compat, strategy string
+	local                  bool
+	lines                  []string
+}
+
+func readMatrix(t *testing.T) (blocks []matrixBlock) {
+	t.Helper()
+	f, err := os.Open("testdata/route-matrix.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		line := strings.Join(strings.Fields(s.Text()), " ")
+		switch {
+		case line == "" || line[0] == '#':
+		case strings.HasPrefix(line, "---"):
+			var b matrixBlock
+			var leader bool
+			if _, err := fmt.Sscanf(line, "--- host=%1s leader=%t compat=%s strategy=%s local=%t", &b.host, &leader, &b.compat, &b.strategy, &b.local); err != nil {
+				t.Fatalf("%q: %v", line, err)
+			}
+			blocks = append(blocks, b)
+		default:
+			b := &blocks[len(blocks)-1]
+			b.lines = append(b.lines, line)
+		}
+	}
+	if err := s.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return blocks
+}
+
+// matrixLines prints what the matrix compares: destination, gateway, link,
+// source, and which traffic a rule diverts.
+func matrixLines(s State) (out []string) {
+	dev := map[string]string{"kilo0": "kilo0", "eth0": "priv", "tunl0": "tunl"}
+	orNil := func(a netip.Addr) string {
+		if !a.IsValid() {
+			return "<nil>"
+		}
+		return a.String()
+	}
+	for _, r := range s.Routes {
+		table := r.Table
+		if table == TableMain {
+			table = 0
+		}
+		out = append(out, fmt.Sprintf("%s via %s dev %s src %s table %d onlink=%t", r.Dst, orNil(r.Via), dev[r.Dev], orNil(r.Src), table, r.OnLink))
+	}
+	for _, r := range s.Rules {
+		from := "<nil>"
+		if r.From.IsValid() {
+			from = r.From.String()
+		}
+		out = append(out, fmt.Sprintf("rule from %s to %s iif %q table %d prio -1", from, r.To, r.IIf, r.Table))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// matrixMesh is the fixture that the matrix describes.
+func matrixMesh() ([]Node, []Peer) {
+	node := func(name, location, pods, internal string, k byte, endpoint string) Node {
+		return Node{Name: name, Location: location, Endpoint: at(endpoint), ListenPort: 51820, InternalIPs: prefixes(internal), PodCIDRs: prefixes(pods), Key: key(k)}
+	}
+	a := node("a", "1", "10.2.1.0/24", "192.168.0.1/24", 1, "203.0.113.1")
+	a.AllowedLocationIPs = prefixes("192.168.178.0/24")
+	b := node("b", "2", "10.2.2.0/24", "192.168.1.1/24", 2, "203.0.113.2")
+	b.WantsLead = true
+	return []Node{a, b, node("c", "2", "10.2.3.0/24", "192.168.1.2/24", 3, "192.168.1.2"), node("e", "2", "10.2.5.0/24", "192.168.2.9/24", 5, "192.168.2.9")},
+		[]Peer{{Name: "p", Key: key(9), AllowedIPs: prefixes("10.5.0.1/32")}}
+}
+
+func TestRouteMatrix(t *testing.T) {
+	ran := 0
+	for _, b := range readMatrix(t) {
+		if b.compat != "ipip" {
+			continue // the add-on modes are not built yet
+		}
+		ran++
+		t.Run(fmt.Sprintf("%s %s local=%t", b.host, b.strategy, b.local), func(t *testing.T) {
+			cfg := testConfig()
+			cfg.Encapsulation, cfg.ManageLocal = Encapsulation(b.strategy), b.local
+			nodes, peers := matrixMesh()
+			topology, problems := computed(t, cfg, nodes, peers)
+			if len(problems) > 0 {
+				t.Fatalf("problems %v", problems)
+			}
+			facts := map[string]Facts{"b": oneLink("192.168.1.1/24"), "c": oneLink("192.168.1.2/24")}
+			slices.Sort(b.lines)
+			if diff := cmp.Diff(b.lines, matrixLines(stateOf(t, topology, b.host, facts[b.host]))); diff != "" {
+				t.Errorf("routes and rules (-want +got):\n%s", diff)
+			}
+		})
+	}
+	if ran != 12 {
+		t.Errorf("%d blocks ran, want 12", ran)
+	}
+}
+
+func TestStateOfALeader(t *testing.T) {
+	nodes, peers := matrixMesh()
+	peers[0].PersistentKeepalive = 10
+	peers[0].PresharedKey = secret(7)
+	cfg := testConfig()
+	cfg.Encapsulation, cfg.ServiceCIDRs = EncapsulateCrossSubnet, prefixes("10.43.0.0/16")
+	topology, _ := computed(t, cfg, nodes, peers)
+	got := stateOf(t, topology, "b", oneLink("192.168.1.1/24")).String()
+	want := `link kilo0 type wireguard mtu 1420 up
+link tunl0 type ipip mtu 1480 up
+addr 10.4.0.2/16 dev kilo0
+addr 10.2.2.0/32 dev tunl0
+route 10.2.1.0/24 via 10.4.0.1 dev kilo0 src 192.168.1.1 onlink
+route 10.2.3.0/24 via 192.168.1.2 dev eth0 onlink
+route 10.2.5.0/24 via 192.168.2.9 dev tunl0 src 192.168.1.1 onlink
+route 10.5.0.1/32 dev kilo0 src 192.168.1.1
+route 192.168.0.1/32 via 10.4.0.1 dev kilo0 src 192.168.1.1 onlink
+route 192.168.178.0/24 via 10.4.0.1 dev kilo0 src 192.168.1.1 onlink
+route 192.168.2.9/32 via 192.168.2.9 dev tunl0 src 192.168.1.1 table 1107 onlink
+rule to 192.168.2.9/32 iif kilo0 lookup 1107
+rule from 10.2.2.0/24 to 192.168.2.9/32 lookup 1107
+wg listen-port 51820
+wg peer AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE= # node/a endpoint 203.0.113.1:51820 allowed-ips 10.2.1.0/24,10.4.0.1/32,192.168.0.1/32,192.168.178.0/24
+wg peer CQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE= # peer/p persistent-keepalive 10 preshared-key (hidden) allowed-ips 10.5.0.1/32
+firewall masquerade from 10.2.2.0/24,10.5.0.1/32
+firewall known 10.2.1.0/24,10.2.2.0/24,10.2.3.0/24,10.2.5.0/24,10.4.0.1/32,10.4.0.2/32,10.5.0.1/32,10.43.0.0/16,192.168.0.1/32,192.168.1.1/32,192.168.1.2/32,192.168.2.9/32
+firewall tunnel from 192.168.1.1/32,192.168.1.2/32,192.168.2.9/32
+`
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("State of b (-want +got):\n%s", diff)
+	}
+}
+
+func TestStateOfAMemberHasADeviceThatReachesNobody(t *testing.T) {
+	nodes, peers := matrixMesh()
+	topology, _ := computed(t, testConfig(), nodes, peers)
+	s := stateOf(t, topology, "c", oneLink("192.168.1.2/24"))
+	if len(s.Device.Peers) != 0 || len(s.Device.AllowedIPs) != 0 || s.Device.PrivateKey.IsZero() {
+		t.Errorf("device = %v with key %v, want a key and no peers", s.Device, !s.Device.PrivateKey.IsZero())
+	}
+	for _, l := range s.Links {
+		if l.Kind == KindWireGuard && l.Up {
+			t.Errorf("link = %v, want down", l)
+		}
+	}
+	if slices.ContainsFunc(s.Addrs, func(a Addr) bool { return a.Dev == "kilo0" }) {
+		t.Errorf("addresses = %v, want none on kilo0", s.Addrs)
+	}
+}
+
+func TestDualStackStateHasBothFamilies(t *testing.T) {
+	cfg := testConfig()
+	cfg.WireGuardCIDRs = prefixes("10.4.0.0/16", "fd00:4::/64")
+	nodes, peers := matrixMesh()
+	for i, six := range []string{"fd01::1/64", "fd02::1/64", "fd02::2/64", "fd03::9/64"} {
+		nodes[i].InternalIPs = append(nodes[i].InternalIPs, pfx(six))
+		nodes[i].PodCIDRs = append(nodes[i].PodCIDRs, netip.PrefixFrom(netip.MustParseAddr(fmt.Sprintf("fd10:%d::", i+1)), 64))
+	}
+	cfg.Encapsulation = EncapsulateCrossSubnet
+	topology, problems := computed(t, cfg, nodes, peers)
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	got := stateOf(t, topology, "c", oneLink("192.168.1.2/24", "fd02::2/64")).String()
+	for _, want := range []string{
+		"link tunl0 type ipip mtu 1480 up", "link tunl0-6 type ip6tnl mtu 1460 up",
+		"route 10.2.1.0/24 via 192.168.1.1 dev eth0 onlink", "route fd10:1::/64 via fd02::1 dev eth0 onlink",
+		"route fd00:4::1/128 via fd02::1 dev eth0 onlink", "route fd10:4::/64 via fd03::9 dev tunl0-6 src fd02::2 onlink",
+		"rule from fd10:3::/64 to fd03::9/128 lookup 1107", "addr fd10:3::/128 dev tunl0-6",
+	} {
+		if !strings.Contains(got, want+"\n") {
+			t.Errorf("State of c lacks %q:\n%s", want, got)
+		}
+	}
+	got = stateOf(t, topology, "b", oneLink("192.168.1.1/24", "fd02::1/64")).String()
+	for _, want := range []string{
+		"addr 10.4.0.2/16 dev kilo0", "addr fd00:4::2/64 dev kilo0",
+		"route fd10:1::/64 via fd00:4::1 dev kilo0 src fd02::1 onlink", "route fd01::1/128 via fd00:4::1 dev kilo0 src fd02::1 onlink",
+	} {
+		if !strings.Contains(got, want+"\n") {
+			t.Errorf("State of b lacks %q:\n%s", want, got)
+		}
+	}
+}
+
+func TestStateNeverMixesFamilies(t *testing.T) {
+	cfg := testConfig()
+	cfg.WireGuardCIDRs = prefixes("10.4.0.0/16", "fd00:4::/64")
+	nodes, peers := matrixMesh()
+	nodes[0].PodCIDRs = append(nodes[0].PodCIDRs, pfx("fd10:1::/64")) // but no IPv6 in location 2
+	topology, _ := computed(t, cfg, nodes, peers)
+	for _, name := range []string{"b", "c"} {
+		s, problems, err := topology.State(name, secret(1), oneLink("192.168.1.1/24", "192.168.1.2/24"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range s.Routes {
+			if r.Via.IsValid() && r.Via.Is4() != r.Dst.Addr().Is4() || r.Src.IsValid() && r.Src.Is4() != r.Dst.Addr().Is4() {
+				t.Errorf("State of %s: route %v mixes families", name, r)
+			}
+		}
+		if name == "c" && len(problems) != 1 {
+			t.Errorf("problems of c = %v, want the missing IPv6 internal IP once", problems)
+		}
+	}
+}
+
+func TestNoEndpointIsRoutedThroughTheTunnelThatCarriesIt(t *testing.T) {
+	nodes := fourNodes()
+	for i := range nodes {
+		nodes[i].Endpoint.IP = nodes[0].InternalIPs[0].Addr()
+	}
+	nodes[0].InternalIPs = prefixes("192.168.9.1/32")
+	nodes[3].Endpoint = at("192.168.9.1")
+	topology, _ := computed(t, testConfig(), nodes, nil)
+	for _, r := range stateOf(t, topology, "b", oneLink("192.168.0.1/32")).Routes {
+		if r.Dev == "kilo0" && (r.Dst.Contains(addr("192.168.9.1")) || r.Dst.Contains(addr("192.168.0.1"))) {
+			t.Errorf("route %v carries an endpoint", r)
+		}
+	}
+}
+
+func TestInternalIPOfALeaderBehindNATIsRoutedThroughTheMesh(t *testing.T) {
+	nodes, _ := matrixMesh()
+	nodes[0].Endpoint, nodes[0].PersistentKeepalive = at("192.168.0.1"), 25
+	topology, _ := computed(t, testConfig(), nodes, nil)
+	got := stateOf(t, topology, "b", oneLink("192.168.1.1/24")).String()
+	if !strings.Contains(got, "route 192.168.0.1/32 via 10.4.0.1 dev kilo0") || strings.Contains(got, "endpoint 192.168.0.1") {
+		t.Errorf("want 192.168.0.1 to be reached through the mesh and no endpoint:\n%s", got)
+	}
+}
+
+func TestNATedLeadersTryEachOther(t *testing.T) {
+	nodes, _ := matrixMesh()
+	nodes[0].Endpoint, nodes[0].PersistentKeepalive = at("192.168.0.1"), 25
+	nodes[1].PersistentKeepalive = 25
+	topology, _ := computed(t, testConfig(), nodes, nil)
+	if got := stateOf(t, topology, "b", oneLink("192.168.1.1/24")).String(); !strings.Contains(got, "endpoint 192.168.0.1:51820") {
+		t.Errorf("want the private endpoint to be tried:\n%s", got)
+	}
+}
+
+func TestMTUFollowsTheDefaultRoute(t *testing.T) {
+	nodes, _ := matrixMesh()
+	for _, tt := range []struct{ flag, link, want int }{{0, 1500, 1420}, {0, 9000, 8920}, {0, 1300, 1280}, {0, 0, 1420}, {1400, 9000, 1400}} {
+		cfg := testConfig()
+		cfg.MTU = tt.flag
+		topology, _ := computed(t, cfg, nodes, nil)
+		facts := oneLink("192.168.1.1/24")
+		facts.DefaultMTU = tt.link
+		if got := stateOf(t, topology, "b", facts).WireGuardMTU(); got != tt.want {
+			t.Errorf("--mtu %d over a link of %d: MTU %d, want %d", tt.flag, tt.link, got, tt.want)
+		}
+	}
+}
+
+func TestCompactPrefixes(t *testing.T) {
+	got := compactPrefixes(prefixes("10.2.1.0/24", "10.2.0.0/16", "fd00::1/128", "10.2.1.5/32", "fd00::/8", "10.3.0.0/16", "10.2.0.9/16"))
+	if want := prefixes("10.2.0.0/16", "10.3.0.0/16", "fd00::/8"); !slices.Equal(got, want) {
+		t.Errorf("compactPrefixes = %v, want %v", got, want)
+	}
+}
+
+func TestSecretKeyIsNeverPrinted(t *testing.T) {
+	k := secret(0xab)
+	d := Device{PrivateKey: k, Peers: map[PublicKey]DevicePeer{key(1): {PresharedKey: k}}}
+	var log strings.Builder
+	for _, h := range []slog.Handler{slog.NewJSONHandler(&log, nil), slog.NewTextHandler(&log, nil)} {
+		slog.New(h).Info("x", "key", k, "device", d)
+	}
+	js, err := json.Marshal(struct{ K SecretKey }{k})
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := []string{string(js), log.String(), fmt.Sprint(k, d, ptr(k)), fmt.Errorf("%w %v", os.ErrInvalid, k).Error()}
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%b", "%c", "%o"} {
+		texts = append(texts, fmt.Sprintf(verb, k), fmt.Sprintf(verb, d))
+	}
+	for _, s := range texts {
+		for _, leak := range []string{"171", "ab00", "AB00", "0xab", "qwAAAA", "10101011", "253"} {
+			if strings.Contains(s, leak) {
+				t.Errorf("%q shows the key: %q", s, leak)
+			}
+		}
+	}
+}

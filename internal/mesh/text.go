@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mesh
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// String returns s in the syntax of ip(8) and wg(8), one object a line, for
+// people and golden tests. Secrets show as "(hidden)".
+func (s State) String() string {
+	var b strings.Builder
+	for _, l := range s.Links {
+		fmt.Fprintln(&b, l)
+	}
+	for _, a := range s.Addrs {
+		fmt.Fprintln(&b, a)
+	}
+	for _, r := range s.Routes {
+		fmt.Fprintln(&b, r)
+	}
+	for _, r := range s.Rules {
+		fmt.Fprintln(&b, r)
+	}
+	b.WriteString(s.Device.String())
+	for _, set := range []struct {
+		name string
+		ps   []netip.Prefix
+	}{
+		{"masquerade from", s.Firewall.MasqueradeFrom},
+		{"masquerade to", s.Firewall.MasqueradeTo},
+		{"known", s.Firewall.Known},
+		{"tunnel from", s.Firewall.TunnelFrom},
+	} {
+		if len(set.ps) > 0 {
+			fmt.Fprintf(&b, "firewall %s %s\n", set.name, joinPrefixes(set.ps))
+		}
+	}
+	return b.String()
+}
+
+// String returns l as ip-link(8) would be told.
+func (l Link) String() string {
+	state := "down"
+	if l.Up {
+		state = "up"
+	}
+	return fmt.Sprintf("link %s type %s mtu %d %s", l.Name, l.Kind, l.MTU, state)
+}
+
+// String returns a as ip-address(8) would be told.
+func (a Addr) String() string { return fmt.Sprintf("addr %s dev %s", a.Prefix, a.Dev) }
+
+// String returns r as ip-route(8) would be told.
+func (r Route) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "route %s", r.Dst)
+	if r.Via.IsValid() {
+		fmt.Fprintf(&b, " via %s", r.Via)
+	}
+	fmt.Fprintf(&b, " dev %s", r.Dev)
+	if r.Src.IsValid() {
+		fmt.Fprintf(&b, " src %s", r.Src)
+	}
+	if r.Table != TableMain {
+		fmt.Fprintf(&b, " table %d", r.Table)
+	}
+	if r.OnLink {
+		b.WriteString(" onlink")
+	}
+	return b.String()
+}
+
+// String returns r as ip-rule(8) would be told.
+func (r Rule) String() string {
+	var b strings.Builder
+	b.WriteString("rule")
+	if r.From.IsValid() {
+		fmt.Fprintf(&b, " from %s", r.From)
+	}
+	if r.To.IsValid() {
+		fmt.Fprintf(&b, " to %s", r.To)
+	}
+	if r.IIf != "" {
+		fmt.Fprintf(&b, " iif %s", r.IIf)
+	}
+	fmt.Fprintf(&b, " lookup %d", r.Table)
+	return b.String()
+}
+
+// String returns d as wg(8) would be told, peers by name.
+func (d Device) String() string {
+	var b strings.Builder
+	if d.ListenPort != 0 {
+		fmt.Fprintf(&b, "wg listen-port %d\n", d.ListenPort)
+	}
+	allowed := map[PublicKey][]netip.Prefix{}
+	for p, key := range d.AllowedIPs {
+		allowed[key] = append(allowed[key], p)
+	}
+	keys := slices.SortedFunc(maps.Keys(d.Peers), func(a, b PublicKey) int {
+		return cmp.Or(cmp.Compare(d.Peers[a].Name, d.Peers[b].Name), a.Compare(b))
+	})
+	for _, key := range keys {
+		p := d.Peers[key]
+		fmt.Fprintf(&b, "wg peer %s # %s", key, p.Name)
+		if p.Endpoint.IsValid() {
+			fmt.Fprintf(&b, " endpoint %s", p.Endpoint)
+		}
+		if p.PersistentKeepalive != 0 {
+			fmt.Fprintf(&b, " persistent-keepalive %d", p.PersistentKeepalive)
+		}
+		if !p.PresharedKey.IsZero() {
+			fmt.Fprintf(&b, " preshared-key %v", p.PresharedKey)
+		}
+		slices.SortFunc(allowed[key], comparePrefix)
+		fmt.Fprintf(&b, " allowed-ips %s\n", joinPrefixes(allowed[key]))
+	}
+	return b.String()
+}
+
+func joinPrefixes(ps []netip.Prefix) string {
+	texts := make([]string, len(ps))
+	for i, p := range ps {
+		texts[i] = p.String()
+	}
+	return strings.Join(texts, ",")
+}
