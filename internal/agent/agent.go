@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kilomesh/kilo/internal/mesh"
+)
+
+const (
+	// minInterval lies between the starts of two passes, so that a storm of
+	// events costs a bounded number of them.
+	minInterval = 100 * time.Millisecond
+	// A pass that failed is tried again after minRetry, then twice that and so on up to maxRetry.
+	minRetry = 250 * time.Millisecond
+	maxRetry = 15 * time.Second
+	// cleanUpTimeout bounds what is undone on exit.
+	cleanUpTimeout = 10 * time.Second
+)
+
+// Cluster is the API server as the loop needs it.
+type Cluster interface {
+	// WaitForSync returns once Snapshot is complete.
+	WaitForSync(ctx context.Context) error
+	Snapshot() mesh.Snapshot
+	// Publish writes what differs from what the API server has.
+	Publish(ctx context.Context, p mesh.Publication) (changed bool, err error)
+	// Withdraw removes everything that Publish writes.
+	Withdraw(ctx context.Context) error
+}
+
+// Kernel is the host as the loop needs it.
+type Kernel interface {
+	Facts(ctx context.Context) (mesh.Facts, error)
+	// Apply brings the host to s as far as it can, and returns all that failed.
+	Apply(ctx context.Context, s mesh.State) error
+	// CleanUp removes what Apply made; the WireGuard link only if asked.
+	CleanUp(ctx context.Context, deleteLink bool) error
+	// WriteCNI makes the CNI configuration name the pod CIDRs and the MTU. An
+	// error that a user must mend is or wraps a mesh.Problem.
+	WriteCNI(podCIDRs []netip.Prefix, mtu int) error
+	// Writes counts the writes to the kernel so far.
+	Writes() uint64
+}
+
+// Config is what the loop is told by flags.
+type Config struct {
+	NodeName string
+	Key      mesh.SecretKey
+	Mesh     mesh.Config
+	Detect   mesh.DetectConfig
+	// ResyncPeriod is how often everything is looked at without any event.
+	ResyncPeriod time.Duration
+	// CleanUp undoes everything on exit, CleanUpLink the WireGuard link too.
+	CleanUp, CleanUpLink bool
+	Log                  *slog.Logger
+}
+
+// Agent runs the loop of one node. Create it with New.
+type Agent struct {
+	cfg       Config
+	publicKey mesh.PublicKey
+	cluster   Cluster
+	kernel    Kernel
+	names     *resolver
+	metrics   *metrics
+	wake      chan struct{}
+	status    atomic.Pointer[status]
+}
+
+// status is what the last pass left for those who ask.
+type status struct {
+	state    mesh.State
+	problems []mesh.Problem
+	err      error
+}
+
+// New returns an Agent that is not running yet.
+func New(cfg Config, cluster Cluster, kernel Kernel) (*Agent, error) {
+	public, err := cfg.Key.Public()
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{cfg: cfg, publicKey: public, cluster: cluster, kernel: kernel, wake: make(chan struct{}, 1)}
+	a.names = newResolver(cfg.Log, a.Poke)
+	a.metrics = newMetrics(kernel)
+	a.status.Store(&status{err: errors.New("the caches are not filled yet")})
+	return a, nil
+}
+
+// Poke asks for a pass soon. It never blocks and may be called from anywhere.
+func (a *Agent) Poke() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run does passes until ctx ends, then cleans up if it is to. Nothing is
+// touched before the caches are filled: an empty cluster would cut every link.
+func (a *Agent) Run(ctx context.Context) error {
+	if err := a.cluster.WaitForSync(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	a.loop(ctx)
+	if !a.cfg.CleanUp {
+		return nil
+	}
+	return a.cleanUp(context.WithoutCancel(ctx))
+}
+
+func (a *Agent) loop(ctx context.Context) {
+	var names sync.WaitGroup
+	defer names.Wait()
+	names.Go(func() { a.names.run(ctx) })
+	retry := minRetry
+	for {
+		start := time.Now()
+		wait := a.cfg.ResyncPeriod
+		if a.pass(ctx) == nil {
+			retry = minRetry
+		} else {
+			wait = min(wait, retry)
+			retry = min(2*retry, maxRetry)
+		}
+		if !a.sleep(ctx, time.Until(start.Add(minInterval)), nil) || !a.sleep(ctx, wait, a.wake) {
+			return
+		}
+	}
+}
+
+// sleep returns after d or a wake; false if ctx ended.
+func (a *Agent) sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-wake:
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}
+
+// pass looks at everything once and returns what failed in this world; bad
+// inputs are problems, which only their owners can mend.
+func (a *Agent) pass(ctx context.Context) error {
+	start := time.Now()
+	next := &status{}
+	errs := a.reconcile(ctx, next)
+	if ctx.Err() != nil {
+		return nil // what was cut short by the exit is no failure
+	}
+	next.err = errors.Join(errs...)
+	previous := a.status.Swap(next)
+	a.report(previous, next)
+	a.metrics.pass(time.Since(start), next)
+	return next.err
+}
+
+func (a *Agent) reconcile(ctx context.Context, next *status) (errs []error) {
+	snapshot := a.cluster.Snapshot()
+	next.problems = slices.Clone(snapshot.Problems)
+	if snapshot.Self == nil {
+		// Whether the Node is late or deleted: traffic that flows is not cut over it.
+		next.problems = append(next.problems, mesh.Problem{Object: "node/" + a.cfg.NodeName, Err: errors.New("is not in the cluster; want --hostname to name this host's Node object")})
+		return nil
+	}
+	facts, err := a.kernel.Facts(ctx)
+	if err != nil {
+		return []error{fmt.Errorf("read this host's addresses: %w", err)}
+	}
+	self, problems := mesh.Detect(*snapshot.Self, facts, a.cfg.Detect)
+	self.Key = a.publicKey
+	next.problems = append(next.problems, problems...)
+	nodes, peers := withSelf(snapshot.Nodes, self), slices.Clone(snapshot.Peers)
+	a.names.resolve(nodes, peers)
+
+	topology, problems := mesh.Compute(a.cfg.Mesh, nodes, peers, mesh.StaticLeaders(a.cfg.Mesh.Granularity, nodes))
+	next.problems = append(next.problems, problems...)
+	a.metrics.mesh(topology, a.cfg.NodeName)
+	publication, taking := topology.Publication(a.cfg.NodeName)
+	if taking {
+		errs = a.apply(ctx, topology, facts, self, next)
+	} else {
+		publication = mesh.PublicationOf(a.cfg.Mesh, self)
+	}
+	if _, err := a.cluster.Publish(ctx, publication); err != nil {
+		errs = append(errs, fmt.Errorf("publish node/%s: %w", a.cfg.NodeName, err))
+	}
+	return errs
+}
+
+// apply brings the host to what the topology asks of it.
+func (a *Agent) apply(ctx context.Context, t *mesh.Topology, facts mesh.Facts, self mesh.Node, next *status) (errs []error) {
+	state, problems, err := t.State(a.cfg.NodeName, a.cfg.Key, facts)
+	if err != nil {
+		return []error{err}
+	}
+	next.state = state
+	next.problems = append(next.problems, problems...)
+	if a.cfg.Mesh.ManageCNI {
+		var problem mesh.Problem
+		switch err := a.kernel.WriteCNI(self.PodCIDRs, state.WireGuardMTU()); {
+		case errors.As(err, &problem):
+			next.problems = append(next.problems, problem)
+		case err != nil:
+			errs = append(errs, err)
+		}
+	}
+	if err := a.kernel.Apply(ctx, state); err != nil {
+		errs = append(errs, fmt.Errorf("apply: %w", err))
+	}
+	return errs
+}
+
+// withSelf returns the nodes with the own one as it is now, not as it published itself.
+func withSelf(nodes []mesh.Node, self mesh.Node) []mesh.Node {
+	out := make([]mesh.Node, 0, len(nodes)+1)
+	for _, n := range nodes {
+		if n.Name != self.Name {
+			out = append(out, n)
+		}
+	}
+	return append(out, self)
+}
+
+// report logs what is new and what has gone since the last pass.
+func (a *Agent) report(previous, next *status) {
+	was := problemSet(previous.problems)
+	is := problemSet(next.problems)
+	for _, p := range next.problems {
+		if _, ok := was[p.Error()]; !ok {
+			a.cfg.Log.Warn("problem appeared", "object", p.Object, "field", p.Field, "error", p.Err)
+		}
+	}
+	for _, p := range previous.problems {
+		if _, ok := is[p.Error()]; !ok {
+			a.cfg.Log.Info("problem cleared", "object", p.Object, "field", p.Field)
+		}
+	}
+	switch {
+	case next.err != nil && (previous.err == nil || previous.err.Error() != next.err.Error()):
+		a.cfg.Log.Error("pass failed in part, will be tried again", "error", next.err)
+	case next.err == nil && previous.err != nil:
+		a.cfg.Log.Info("pass succeeded")
+	}
+}
+
+func problemSet(ps []mesh.Problem) map[string]struct{} {
+	set := make(map[string]struct{}, len(ps))
+	for _, p := range ps {
+		set[p.Error()] = struct{}{}
+	}
+	return set
+}
+
+// cleanUp undoes everything. The others learn first, so that they stop sending.
+func (a *Agent) cleanUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanUpTimeout)
+	defer cancel()
+	a.cfg.Log.Info("cleaning up")
+	var errs []error
+	if err := a.cluster.Withdraw(ctx); err != nil {
+		errs = append(errs, fmt.Errorf("withdraw the annotations of node/%s: %w", a.cfg.NodeName, err))
+	}
+	if err := a.kernel.CleanUp(ctx, a.cfg.CleanUpLink); err != nil {
+		errs = append(errs, fmt.Errorf("clean up: %w", err))
+	}
+	return errors.Join(errs...)
+}
