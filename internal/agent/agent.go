@@ -108,11 +108,11 @@ func (a *Agent) Poke() {
 // Run does passes until ctx ends, then cleans up if it is to. Nothing is
 // touched before the caches are filled: an empty cluster would cut every link.
 func (a *Agent) Run(ctx context.Context) error {
-	if err := a.cluster.WaitForSync(ctx); err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
+	if err := a.cluster.WaitForSync(ctx); err != nil && !ended(ctx) {
 		return err
+	}
+	if ended(ctx) {
+		return nil
 	}
 	a.loop(ctx)
 	if !a.cfg.CleanUp {
@@ -150,8 +150,10 @@ func (a *Agent) sleep(ctx context.Context, d time.Duration, wake <-chan struct{}
 	case <-wake:
 	case <-ctx.Done():
 	}
-	return ctx.Err() == nil
+	return !ended(ctx)
 }
+
+func ended(ctx context.Context) bool { return ctx.Err() != nil }
 
 // pass looks at everything once and returns what failed in this world; bad
 // inputs are problems, which only their owners can mend.
@@ -159,7 +161,7 @@ func (a *Agent) pass(ctx context.Context) error {
 	start := time.Now()
 	next := &status{}
 	errs := a.reconcile(ctx, next)
-	if ctx.Err() != nil {
+	if ended(ctx) {
 		return nil // what was cut short by the exit is no failure
 	}
 	next.err = errors.Join(errs...)

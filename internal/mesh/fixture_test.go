@@ -11,7 +11,6 @@ func pfx(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 func addr(s string) netip.Addr  { return netip.MustParseAddr(s) }
 func key(b byte) PublicKey      { return PublicKey{0: b, 31: 1} }
 func secret(b byte) SecretKey   { return NewSecretKey([KeySize]byte{0: b, 31: 64}) }
-func ptr[T any](v T) *T         { return &v }
 func at(ip string) Endpoint     { return Endpoint{IP: addr(ip), Port: 51820} }
 func prefixes(s ...string) (out []netip.Prefix) {
 	for _, p := range s {

@@ -98,7 +98,7 @@ func ParseEndpoint(s string) (Endpoint, error) {
 			return bad("unbalanced brackets")
 		}
 		ip, err := netip.ParseAddr(inner)
-		if err != nil || !ip.Is6() {
+		if err != nil || !ip.Is6() || ip.Zone() != "" { // a zone means nothing on another host
 			return bad("no IPv6 address between the brackets")
 		}
 		return Endpoint{IP: ip.Unmap(), Port: uint16(port)}, nil

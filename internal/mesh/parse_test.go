@@ -22,7 +22,7 @@ func TestParseEndpoint(t *testing.T) {
 			t.Errorf("ParseEndpoint(%q) = %v, %v, want it to read its own text", got.String(), again, err)
 		}
 	}
-	for _, in := range []string{"", ":1", "10.0.0.0", "[::]", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:-1", "fd00::1:51820", "[10.0.0.1]:1", "[fd00::1:1", "UPPER.case:1", "-a:1", "a..b:1", "10.0.0.256:1", "a b:1"} {
+	for _, in := range []string{"", ":1", "10.0.0.0", "[::]", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:-1", "fd00::1:51820", "[10.0.0.1]:1", "[fd00::1:1", "[fe80::1%eth0]:1", "UPPER.case:1", "-a:1", "a..b:1", "10.0.0.256:1", "a b:1"} {
 		got, err := ParseEndpoint(in)
 		if err == nil || got.IsValid() {
 			t.Errorf("ParseEndpoint(%q) = %v, want an error", in, got)

@@ -295,7 +295,7 @@ func TestSecretKeyIsNeverPrinted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	texts := []string{string(js), log.String(), fmt.Sprint(k, d, ptr(k)), fmt.Errorf("%w %v", os.ErrInvalid, k).Error()}
+	texts := []string{string(js), log.String(), fmt.Sprint(k, d, new(k)), fmt.Errorf("%w %v", os.ErrInvalid, k).Error()}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%b", "%c", "%o"} {
 		texts = append(texts, fmt.Sprintf(verb, k), fmt.Sprintf(verb, d))
 	}
