@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl"
+
+	"github.com/kilomesh/kilo/internal/mesh"
+)
+
+// WireGuardMode says where the WireGuard link comes from.
+type WireGuardMode string
+
+// The modes.
+const (
+	// WireGuardAuto uses the link that is there and else makes a kernel one.
+	WireGuardAuto WireGuardMode = "auto"
+	// WireGuardKernel does the same; the link that is there should be the kernel's.
+	WireGuardKernel WireGuardMode = "kernel"
+	// WireGuardUserspace never makes a link: another process serves it.
+	WireGuardUserspace WireGuardMode = "userspace"
+)
+
+// ParseWireGuardMode reads a WireGuardMode.
+func ParseWireGuardMode(s string) (WireGuardMode, error) {
+	switch m := WireGuardMode(s); m {
+	case WireGuardAuto, WireGuardKernel, WireGuardUserspace:
+		return m, nil
+	default:
+		return "", fmt.Errorf("wireguard mode %q: want one of auto, kernel, userspace", s)
+	}
+}
+
+// The marks of ownership, see doc.go.
+const (
+	// RouteProtocol marks routes and rules, see rtnetlink(7). No program that
+	// iproute2's rt_protos lists has it.
+	RouteProtocol = 117
+	// RulePriority is before that of table main, 32766.
+	RulePriority = 1107
+
+	aliasOwned   = "kilo"
+	aliasAdopted = "kilo-adopted"
+)
+
+// Config of a Host.
+type Config struct {
+	// Log gets one line for each Change. Nil discards them.
+	Log *slog.Logger
+	// WireGuardDev and TunnelDev name the links that are Kilo's own.
+	WireGuardDev, TunnelDev string
+	// CreateWireGuard allows to make the WireGuard link when it is missing.
+	CreateWireGuard bool
+	// WireGuardMode is WireGuardAuto if empty.
+	WireGuardMode WireGuardMode
+	// CNIBridge is the bridge of the pods, "kube-bridge" if empty.
+	CNIBridge string
+}
+
+// Host is the kernel of the network namespace that New was called in. Its
+// methods may be called from several goroutines; they run one at a time.
+type Host struct {
+	cfg    Config
+	log    *slog.Logger
+	writes atomic.Uint64
+
+	mu     sync.Mutex // protects what follows
+	nl     *netlink.Handle
+	strict *netlink.Handle // for dumps that the kernel filters
+	nft    *nftables.Conn
+	wg     wgClient
+	dialWG func() (wgClient, error)
+	now    func() time.Time
+	// endpoints are those last desired by this process, see diffDevice.
+	endpoints map[mesh.PublicKey]netip.AddrPort
+}
+
+// New opens the sockets of a Host in the current network namespace. It changes
+// nothing. The caller must Close it.
+func New(cfg Config) (*Host, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.WireGuardMode == "" {
+		cfg.WireGuardMode = WireGuardAuto
+	}
+	if cfg.CNIBridge == "" {
+		cfg.CNIBridge = "kube-bridge"
+	}
+	h := &Host{
+		cfg:       cfg,
+		log:       cfg.Log,
+		now:       time.Now, //nolint:forbidigo // handshakes are judged by the clock of the kernel that saw them
+		dialWG:    func() (wgClient, error) { return wgctrl.New() },
+		endpoints: map[mesh.PublicKey]netip.AddrPort{},
+	}
+	var err error
+	if h.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return nil, fmt.Errorf("open rtnetlink: %w", err)
+	}
+	if h.strict, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return nil, errors.Join(fmt.Errorf("open rtnetlink: %w", err), h.Close())
+	}
+	// Before Linux 4.20 the kernel sends everything, and we filter alone.
+	_ = h.strict.SetStrictCheck(true)
+	for _, nl := range []*netlink.Handle{h.nl, h.strict} {
+		// A dump of thousands of routes overruns the default buffer less often.
+		_ = nl.SetSocketReceiveBufferSize(1<<20, true)
+	}
+	if h.wg, err = h.dialWG(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open WireGuard control: %w", err), h.Close())
+	}
+	return h, nil
+}
+
+// Close releases the sockets. It changes nothing else; the Host is of no use afterwards.
+func (h *Host) Close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, nl := range []*netlink.Handle{h.nl, h.strict} {
+		if nl != nil {
+			nl.Close()
+		}
+	}
+	h.closeNFT()
+	if h.wg == nil {
+		return nil
+	}
+	return h.wg.Close()
+}
+
+// Writes returns how many writes to the kernel were tried since New, failed
+// ones included. A pass that changes nothing adds none.
+func (h *Host) Writes() uint64 { return h.writes.Load() }
+
+// Apply brings the kernel to the State s and returns what it changed. It may
+// be called again at any time and then touches only what differs.
+//
+// One failure never stops the rest: the error joins all of them, and the
+// Changes beside it are those that were made. What needs a link that does not
+// exist is skipped, with one error about the link. A WireGuard link that s does
+// not have loses its addresses, peers and key and is set down, but it is not
+// deleted: see CleanUp.
+func (h *Host) Apply(ctx context.Context, s mesh.State) ([]Change, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.apply(ctx, s, false)
+}
+
+// CleanUp removes everything that Kilo has in the kernel. The WireGuard link
+// itself stays, empty and down, unless deleteLink is true and a Host made it.
+// Sysctls stay as they are: others may need them by now.
+func (h *Host) CleanUp(ctx context.Context, deleteLink bool) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, err := h.apply(ctx, mesh.State{}, deleteLink)
+	return err
+}
+
+func (h *Host) apply(ctx context.Context, s mesh.State, deleteLink bool) ([]Change, error) {
+	p := &pass{h: h, ctx: ctx, want: s, deleteLink: deleteLink}
+	if err := p.observeLinks(); err != nil {
+		return nil, fmt.Errorf("ip link list: %w", err)
+	}
+	p.makeLinks()
+	p.sysctls()
+	device := p.deviceGrow()
+	if !p.wantsNoTable() {
+		p.firewall()
+	}
+	p.addAddrs()
+	p.setLinksUp()
+	staleRoutes := p.addRoutes()
+	staleRules := p.addRules()
+	p.deleteRules(staleRules)
+	p.deleteRoutes(staleRoutes)
+	if p.deleteAddrs() {
+		// With an IPv4 address the kernel removes the routes that have it as source.
+		p.deleteRoutes(p.addRoutes())
+	}
+	device.shrink()
+	if p.setLinksDown() {
+		// With a link that goes down the kernel removes its IPv6 addresses.
+		p.addAddrs()
+	}
+	p.deleteLinks()
+	if p.wantsNoTable() {
+		p.firewall()
+	}
+	if err := ctx.Err(); err != nil {
+		p.errs = append(p.errs, err)
+	}
+	return p.changes, errors.Join(p.errs...)
+}
+
+// pass is one Apply under way.
+type pass struct {
+	h          *Host
+	ctx        context.Context
+	want       mesh.State
+	deleteLink bool
+
+	changes []Change
+	errs    []error
+
+	links   map[string]netlink.Link // by name
+	names   map[int]string          // of links, by index
+	missing map[string]bool         // links that were reported missing
+	foreign map[routeTable][]netlink.Route
+}
+
+// write makes one Change and reports whether it succeeded.
+func (p *pass) write(c Change, f func() error, attrs ...any) bool {
+	if p.ctx.Err() != nil {
+		return false
+	}
+	p.h.writes.Add(1)
+	if err := f(); err != nil {
+		p.fail(c, err)
+		return false
+	}
+	p.did(c, attrs...)
+	return true
+}
+
+// fail keeps the error of a Change that was not made.
+func (p *pass) fail(c Change, err error) {
+	p.errs = append(p.errs, fmt.Errorf("%s: %w", c, err))
+}
+
+// did keeps and logs a Change that was made.
+func (p *pass) did(c Change, attrs ...any) {
+	p.changes = append(p.changes, c)
+	args := append([]any{"kind", string(c.Kind), "object", c.Text}, attrs...)
+	switch c.Op {
+	case OpAdd:
+		p.h.log.InfoContext(p.ctx, "added", args...)
+	case OpReplace:
+		p.h.log.InfoContext(p.ctx, "replaced", args...)
+	case OpDelete:
+		p.h.log.InfoContext(p.ctx, "deleted", args...)
+	}
+}
+
+// link returns the link of that name. It reports a missing one once.
+func (p *pass) link(name string) (netlink.Link, bool) {
+	if l, ok := p.links[name]; ok {
+		return l, true
+	}
+	if !p.missing[name] {
+		if p.missing == nil {
+			p.missing = map[string]bool{}
+		}
+		p.missing[name] = true
+		p.errs = append(p.errs, fmt.Errorf("ip link show %s: %w", name, errNoLink))
+	}
+	return nil, false
+}
+
+var errNoLink = errors.New("no such link")
+
+// dump reads from the kernel again when what it read changed under its hands,
+// which netlink(7) calls NLM_F_DUMP_INTR.
+func dump[T any](read func() ([]T, error)) ([]T, error) {
+	const tries = 10
+	for i := 1; ; i++ {
+		got, err := read()
+		if err == nil || i == tries || !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, unix.ENOBUFS) {
+			return got, err
+		}
+	}
+}
+
+// sortedKeys returns the keys of m in the order of compare.
+func sortedKeys[K comparable, V any](m map[K]V, compare func(a, b K) int) []K {
+	return slices.SortedFunc(maps.Keys(m), compare)
+}

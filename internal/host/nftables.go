@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package host
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"github.com/mdlayher/netlink"
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+)
+
+// tableName is our mark: the table of this name and family inet is ours as a whole.
+const tableName = "kilo"
+
+// nftConn returns the connection to nftables, opening it if needed.
+func (h *Host) nftConn() (*nftables.Conn, error) {
+	if h.nft != nil {
+		return h.nft, nil
+	}
+	// One transaction with a thousand elements overflows the default buffers: on
+	// the way in with EMSGSIZE, on the way out, when all are acknowledged, with ENOBUFS.
+	const size = 32 << 20
+	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(
+		func(c *netlink.Conn) error { return c.SetWriteBuffer(size) },
+		func(c *netlink.Conn) error { return c.SetReadBuffer(size) },
+	))
+	if err != nil {
+		return nil, err
+	}
+	h.nft = conn
+	return conn, nil
+}
+
+// closeNFT drops the connection: after an error there may be answers left in it.
+func (h *Host) closeNFT() {
+	if h.nft != nil {
+		_ = h.nft.CloseLasting()
+		h.nft = nil
+	}
+}
+
+// wantsNoTable reports whether the State is that of a node without Kilo.
+func (p *pass) wantsNoTable() bool {
+	f := p.want.Firewall
+	return len(p.want.Links) == 0 && len(f.MasqueradeFrom)+len(f.MasqueradeTo)+len(f.Known)+len(f.TunnelFrom) == 0
+}
+
+// firewall brings the table to the desired content: nothing if it is so, one
+// transaction with the differing elements if only those differ, else one that
+// replaces the table.
+func (p *pass) firewall() {
+	conn, err := p.h.nftConn()
+	if err != nil {
+		p.errs = append(p.errs, fmt.Errorf("nft list table inet %s: %w", tableName, err))
+		return
+	}
+	have, err := observeTable(conn)
+	if err != nil && !errors.Is(err, errTable) {
+		p.h.closeNFT()
+		p.errs = append(p.errs, fmt.Errorf("nft list table inet %s: %w", tableName, err))
+		return
+	}
+	if p.wantsNoTable() {
+		if have != nil {
+			conn.DelTable(kiloTable())
+			p.flush(conn, Change{OpDelete, KindTable, "inet " + tableName})
+		}
+		return
+	}
+	want := firewallTable(p.want.Firewall)
+	c := Change{OpAdd, KindTable, "inet " + tableName}
+	if have != nil {
+		c.Op = OpReplace
+		if err == nil && have.sameShape(want) && p.updateSets(want, have) {
+			return
+		}
+	}
+	if conn, err = p.h.nftConn(); err != nil { // a failed update of sets closed it
+		p.fail(c, err)
+		return
+	}
+	if err := replaceTable(conn, want, have != nil); err != nil {
+		p.h.closeNFT()
+		p.fail(c, err)
+		return
+	}
+	p.flush(conn, c)
+}
+
+// flush sends a transaction.
+func (p *pass) flush(conn *nftables.Conn, changes ...Change) bool {
+	if p.ctx.Err() != nil {
+		p.h.closeNFT() // with what is queued in it
+		return true
+	}
+	p.h.writes.Add(1)
+	if err := conn.Flush(); err != nil {
+		p.h.closeNFT()
+		p.fail(changes[0], err)
+		return false
+	}
+	for _, c := range changes {
+		p.did(c)
+	}
+	return true
+}
+
+// updateSets changes the elements that differ. It reports whether the table is
+// as desired now; its failure is no error, as the table can still be replaced.
+func (p *pass) updateSets(want fwTable, have *observedTable) bool {
+	conn := p.h.nft
+	var changes []Change
+	for _, s := range want.sets {
+		add, del := diffRanges(s.ranges, have.sets[s.name].ranges)
+		if len(add)+len(del) == 0 {
+			continue
+		}
+		changes = append(changes, Change{OpReplace, KindSet, fmt.Sprintf("inet %s %s: %d added, %d deleted", tableName, s.name, len(add), len(del))})
+		set := nftSet(s)
+		for chunk := range slices.Chunk(del, rangesPerMessage) {
+			if err := conn.SetDeleteElements(set, elementsOf(chunk)); err != nil {
+				p.h.closeNFT()
+				return false
+			}
+		}
+		if err := addElements(conn, set, add); err != nil {
+			p.h.closeNFT()
+			return false
+		}
+	}
+	if len(changes) == 0 {
+		return true
+	}
+	errs := len(p.errs)
+	if p.flush(conn, changes...) {
+		return true
+	}
+	p.errs = p.errs[:errs]
+	return false
+}
+
+// diffRanges compares two sorted lists of ranges.
+func diffRanges(want, have []netipx.IPRange) (add, del []netipx.IPRange) {
+	in := make(map[netipx.IPRange]bool, len(have))
+	for _, r := range have {
+		in[r] = true
+	}
+	for _, r := range want {
+		if !in[r] {
+			add = append(add, r)
+		}
+		delete(in, r)
+	}
+	for _, r := range have {
+		if in[r] {
+			del = append(del, r)
+		}
+	}
+	return add, del
+}
+
+func kiloTable() *nftables.Table {
+	return &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
+}
+
+// replaceTable queues the transaction that puts the table in place of the one that is there.
+func replaceTable(conn *nftables.Conn, t fwTable, exists bool) error {
+	table := kiloTable()
+	if exists {
+		conn.DelTable(table)
+	}
+	conn.AddTable(table)
+	for _, s := range t.sets {
+		set := nftSet(s)
+		if err := conn.AddSet(set, nil); err != nil {
+			return err
+		}
+		if err := addElements(conn, set, s.ranges); err != nil {
+			return err
+		}
+	}
+	for _, c := range t.chains {
+		policy := nftables.ChainPolicyAccept
+		chain := conn.AddChain(&nftables.Chain{
+			Name: c.name, Table: table, Type: nftables.ChainType(c.kind), Hooknum: hookOf(c.hook),
+			Priority: new(nftables.ChainPriority(c.number)), Policy: &policy,
+		})
+		for _, r := range c.rules {
+			conn.AddRule(&nftables.Rule{
+				Table: table, Chain: chain, Exprs: r.exprs(),
+				UserData: userdata.AppendString(nil, userdata.TypeComment, r.String()),
+			})
+		}
+	}
+	return nil
+}
+
+func hookOf(name string) *nftables.ChainHook {
+	if name == "input" {
+		return nftables.ChainHookInput
+	}
+	return nftables.ChainHookPostrouting
+}
+
+func nftSet(s fwSet) *nftables.Set {
+	set := &nftables.Set{Table: kiloTable(), Name: s.name, KeyType: nftables.TypeIPAddr, Interval: true, KeyByteOrder: binaryutil.BigEndian}
+	if s.v6 {
+		set.KeyType = nftables.TypeIP6Addr
+	}
+	return set
+}
+
+// rangesPerMessage keeps a message below 64 KiB, the longest that a netlink attribute can be.
+const rangesPerMessage = 400
+
+func addElements(conn *nftables.Conn, set *nftables.Set, ranges []netipx.IPRange) error {
+	for chunk := range slices.Chunk(ranges, rangesPerMessage) {
+		if err := conn.SetAddElements(set, elementsOf(chunk)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// elementsOf returns the elements of an interval set: the first address of each
+// range, and the first behind it with a flag, unless the address space ends there.
+func elementsOf(ranges []netipx.IPRange) []nftables.SetElement {
+	elements := make([]nftables.SetElement, 0, 2*len(ranges))
+	for _, r := range ranges {
+		elements = append(elements, nftables.SetElement{Key: r.From().AsSlice()})
+		if end := r.To().Next(); end.IsValid() {
+			elements = append(elements, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+		}
+	}
+	return elements
+}
+
+// exprs compiles the rule to what the kernel runs.
+func (r fwRule) exprs() []expr.Any {
+	family, size, saddr, daddr := byte(unix.NFPROTO_IPV4), uint32(4), uint32(12), uint32(16)
+	if r.v6 {
+		family, size, saddr, daddr = unix.NFPROTO_IPV6, 16, 8, 24
+	}
+	// meta nfproto ipv4: nft(8) adds it to "ip saddr" in a table of family inet.
+	out := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
+	}
+	if r.proto != 0 {
+		if r.v6 {
+			out = append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1})
+		} else {
+			out = append(out, &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 9, Len: 1})
+		}
+		out = append(out, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{r.proto}})
+	}
+	for _, m := range r.match {
+		offset := saddr
+		if m.dst {
+			offset = daddr
+		}
+		out = append(out,
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size},
+			&expr.Lookup{SourceRegister: 1, SetName: m.set, Invert: m.not},
+		)
+	}
+	if r.drop {
+		return append(out, &expr.Verdict{Kind: expr.VerdictDrop})
+	}
+	return append(out, &expr.Masq{})
+}

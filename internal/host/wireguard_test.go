@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package host
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kilomesh/kilo/internal/mesh"
+	"github.com/kilomesh/kilo/internal/nettest"
+)
+
+// pairState is one of two nodes, 1 and 2, that are joined by a veth pair.
+func pairState(self, other byte) mesh.State {
+	n := func(format string, n byte) string { return fmt.Sprintf(format, n) }
+	key := public(other)
+	return mesh.State{
+		Links: []mesh.Link{{Name: "kilo0", Kind: mesh.KindWireGuard, MTU: 1420, Up: true}},
+		Addrs: []mesh.Addr{{Dev: "kilo0", Prefix: pfx(n("10.4.0.%d/16", self))}, {Dev: "kilo0", Prefix: pfx(n("fd10:4::%d/64", self))}, {Dev: "kilo0", Prefix: pfx(n("10.2.%d.1/32", self))}},
+		Routes: []mesh.Route{
+			{Dst: pfx(n("10.2.%d.0/24", other)), Via: ip(n("10.4.0.%d", other)), Dev: "kilo0", Src: ip(n("10.2.%d.1", self)), Table: mesh.TableMain, OnLink: true},
+		},
+		Device: mesh.Device{
+			PrivateKey: secret(self), ListenPort: 51820,
+			Peers:      map[mesh.PublicKey]mesh.DevicePeer{key: {Name: "node/other", Endpoint: netip.MustParseAddrPort(n("192.0.2.%d:51820", other))}},
+			AllowedIPs: map[netip.Prefix]mesh.PublicKey{pfx(n("10.4.0.%d/32", other)): key, pfx(n("fd10:4::%d/128", other)): key, pfx(n("10.2.%d.0/24", other)): key},
+		},
+	}
+}
+
+// pair makes two namespaces with a node each that can reach each other. With
+// a userspace device, prepare makes it; without, the Host makes the kernel's.
+func pair(t *testing.T, prepare func()) (ns [3]*nettest.NS, hosts [3]*Host) {
+	t.Helper()
+	ns[1], ns[2] = nettest.Make(t), nettest.Make(t)
+	nettest.Veth(t, ns[1], "eth0", "192.0.2.1/24", ns[2], "eth0", "192.0.2.2/24")
+	for self := byte(1); self <= 2; self++ {
+		ns[self].Do(t, func() {
+			prepare()
+			hosts[self] = newHost(t)
+			mustApply(t, hosts[self], pairState(self, 3-self))
+		})
+	}
+	return ns, hosts
+}
+
+// mustReach sends a datagram from one namespace to an address in the other until an answer comes.
+func mustReach(t *testing.T, from, to *nettest.NS, addr string) {
+	t.Helper()
+	var server net.PacketConn
+	to.Do(t, func() { server = nettest.Must(net.ListenPacket("udp", net.JoinHostPort(addr, "7")))(t) })
+	defer server.Close()
+	go func() {
+		b := make([]byte, 100)
+		for {
+			n, who, err := server.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = server.WriteTo(b[:n], who)
+		}
+	}()
+	from.Do(t, func() {
+		c := nettest.Must(net.Dial("udp", server.LocalAddr().String()))(t)
+		defer c.Close()
+		nettest.Await(t, "answer from "+addr, func() bool {
+			_, _ = c.Write([]byte("x"))
+			_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+			_, err := c.Read(make([]byte, 1))
+			return err == nil
+		})
+	})
+}
+
+func TestPacketsPassBetweenTwoAppliedStates(t *testing.T) {
+	ns, hosts := pair(t, func() { startWireGuard(t) })
+	mustReach(t, ns[1], ns[2], "10.4.0.2")
+	mustReach(t, ns[2], ns[1], "fd10:4::1")
+	mustReach(t, ns[1], ns[2], "10.2.2.1")
+	ns[1].Do(t, func() {
+		got := nettest.Must(hosts[1].Peers(t.Context()))(t)
+		if len(got) != 1 {
+			t.Fatalf("peers %+v, want 1", got)
+		}
+		if p := got[0]; p.Key != public(2) || p.Endpoint.String() != "192.0.2.2:51820" || time.Since(p.LastHandshake) > time.Minute || p.RxBytes == 0 || p.TxBytes == 0 {
+			t.Errorf("peer %+v", p)
+		}
+		mustBeQuiet(t, hosts[1], pairState(1, 2))
+	})
+}
+
+func TestRoamingPeerIsFollowed(t *testing.T) {
+	ns, hosts := pair(t, func() { startWireGuard(t) })
+	mustReach(t, ns[1], ns[2], "10.4.0.2")
+	// Node 2 gets another address and port, and speaks.
+	s := pairState(2, 1)
+	s.Device.ListenPort = 4444
+	ns[2].Do(t, func() {
+		nettest.Up(t, "eth0", "192.0.2.22/24")
+		mustApply(t, hosts[2], s)
+	})
+	mustReach(t, ns[2], ns[1], "10.4.0.1")
+	endpoint := func(h *Host) string { return nettest.Must(h.Peers(t.Context()))(t)[0].Endpoint.String() }
+	ns[1].Do(t, func() {
+		nettest.Await(t, "the endpoint to follow", func() bool { return endpoint(hosts[1]) == "192.0.2.2:4444" })
+		mustBeQuiet(t, hosts[1], pairState(1, 2))
+		mustBeQuiet(t, newHost(t), pairState(1, 2)) // nor does a new process know better
+		if got := endpoint(hosts[1]); got != "192.0.2.2:4444" {
+			t.Errorf("endpoint %s, want the one that it roamed to", got)
+		}
+		// A new configuration counts.
+		moved := pairState(1, 2)
+		moved.Device.Peers[public(2)] = mesh.DevicePeer{Name: "node/other", Endpoint: netip.MustParseAddrPort("192.0.2.22:4444")}
+		if changes := mustApply(t, hosts[1], moved); len(changes) != 1 || !strings.Contains(changes[0].Text, "endpoint 192.0.2.22:4444") {
+			t.Errorf("changes %v, want the new endpoint alone", changes)
+		}
+		// And silence counts: as seen a while later.
+		hosts[1].now = func() time.Time { return time.Now().Add(rejectAfter + time.Minute) }
+		hosts[1].endpoints[public(2)] = netip.MustParseAddrPort("192.0.2.2:51820")
+		if changes := mustApply(t, hosts[1], pairState(1, 2)); len(changes) != 1 || !strings.Contains(changes[0].Text, "endpoint 192.0.2.2:51820") {
+			t.Errorf("changes %v, want the configured endpoint again", changes)
+		}
+	})
+}
+
+func TestDeviceIsConfiguredAnewAfterItsProcessRestarted(t *testing.T) {
+	nettest.New(t)
+	uplink(t)
+	p := startWireGuard(t)
+	h := newHost(t)
+	mustApply(t, h, fullState())
+	p.Signal(t, os.Kill)
+	_ = p.Wait()
+	if _, err := h.Apply(t.Context(), fullState()); err == nil {
+		t.Error("no error without the link")
+	}
+	startWireGuard(t)
+	mustApply(t, h, fullState())
+	checkState(t, h, fullState())
+	mustBeQuiet(t, h, fullState())
+}
+
+// fakeWG refuses one peer.
+type fakeWG struct {
+	wgClient
+	bad wgtypes.Key
+}
+
+var errBad = errors.New("bad peer")
+
+func (f fakeWG) ConfigureDevice(name string, cfg wgtypes.Config) error {
+	for _, p := range cfg.Peers {
+		if p.PublicKey == f.bad {
+			return errBad
+		}
+	}
+	return f.wgClient.ConfigureDevice(name, cfg)
+}
+
+func TestOneBadPeerDoesNotStopTheOthers(t *testing.T) {
+	nettest.New(t)
+	uplink(t)
+	startWireGuard(t)
+	h := newHost(t)
+	real := h.wg
+	h.wg = fakeWG{real, wgtypes.Key(public(2))}
+	_, err := h.Apply(t.Context(), fullState())
+	if !errors.Is(err, errBad) || strings.Count(err.Error(), "\n") > 0 || !strings.Contains(err.Error(), "wg set kilo0 peer "+public(2).String()) {
+		t.Errorf("error %v, want one about the bad peer", err)
+	}
+	if strings.Contains(err.Error(), "AAAAAAAAA") {
+		t.Errorf("error tells a secret: %v", err)
+	}
+	if got := nettest.Must(h.Peers(t.Context()))(t); len(got) != 1 || got[0].Key != public(3) {
+		t.Errorf("peers %+v, want the good one", got)
+	}
+	h.wg = real
+	mustApply(t, h, fullState())
+	checkState(t, h, fullState())
+}
+
+func TestPortInUseIsExplainedAndStopsNothingElse(t *testing.T) {
+	nettest.New(t)
+	uplink(t)
+	startWireGuard(t)
+	for _, network := range []string{"udp4", "udp6"} {
+		c := nettest.Must(net.ListenPacket(network, ":51821"))(t)
+		defer c.Close()
+	}
+	h := newHost(t)
+	mustApply(t, h, fullState())
+	s := fullState()
+	s.Device.ListenPort = 51821
+	_, err := h.Apply(t.Context(), s)
+	if err == nil || !strings.Contains(err.Error(), "wg set kilo0 listen-port 51821: another program, perhaps another WireGuard, has UDP port 51821") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestManyPeersAreAFewWrites(t *testing.T) {
+	nettest.New(t)
+	uplink(t)
+	startWireGuard(t)
+	h := newHost(t)
+	s := mesh.State{Links: fullState().Links, Device: mesh.Device{PrivateKey: secret(1), ListenPort: 51820, Peers: map[mesh.PublicKey]mesh.DevicePeer{}, AllowedIPs: map[netip.Prefix]mesh.PublicKey{}}}
+	for i := range 300 {
+		key := mesh.PublicKey{1, byte(i), byte(i >> 8)}
+		s.Device.Peers[key] = mesh.DevicePeer{Name: fmt.Sprint("node/", i), PersistentKeepalive: 25}
+		for j := range 3 {
+			s.Device.AllowedIPs[netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(j), byte(i), byte(i >> 8)}), 32)] = key
+		}
+	}
+	mustApply(t, h, s)
+	checkState(t, h, s)
+	mustBeQuiet(t, h, s)
+	before := h.Writes()
+	s.Device.AllowedIPs[pfx("10.9.0.0/16")] = mesh.PublicKey{1, 7, 0}
+	mustApply(t, h, s)
+	if n := h.Writes() - before; n != 1 {
+		t.Errorf("%d writes for one prefix, want 1", n)
+	}
+	checkState(t, h, s)
+}
