@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/kilomesh/kilo/internal/mesh"
+)
+
+var update = flag.Bool("update", false, "rewrite docs/kg.md")
+
+// kubeconfig returns the name of a kubeconfig that can be read.
+func kubeconfig(t *testing.T) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "kubeconfig")
+	text := `{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}],"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func parse(t *testing.T, args ...string) (settings, error) {
+	t.Helper()
+	var f agentFlags
+	fs := pflag.NewFlagSet("kg", pflag.ContinueOnError)
+	f.register(fs)
+	if err := fs.Parse(append([]string{"--kubeconfig=" + kubeconfig(t), "--hostname=n"}, args...)); err != nil {
+		t.Fatal(err)
+	}
+	return f.parse()
+}
+
+func TestBadFlagsNameFlagValueAndWhatIsAccepted(t *testing.T) {
+	for arg, want := range map[string]string{
+		"--backend=etcd":                   `--backend "etcd": want kubernetes`,
+		"--encapsulate=sometimes":          `--encapsulate: encapsulation "sometimes": want one of never, crosssubnet, always`,
+		"--mesh-granularity=cross":         `--mesh-granularity: granularity "cross": want one of location, full`,
+		"--port=0":                         "--port 0: want a port of 1 to 65535",
+		"--port=65536":                     "--port 65536: want a port of 1 to 65535",
+		"--mtu=big":                        `--mtu "big": want auto or a number`,
+		"--mtu=1279":                       `--mtu "1279"`,
+		"--subnet=10.4.0.0":                `--subnet "10.4.0.0": want an IPv4 or IPv6 CIDR`,
+		"--subnet=10.4.0.0/16,10.5.0.0/16": "want one CIDR, or one for each address family",
+		"--subnet=10.4.0.0/16,fd00::/64,10.5.0.0/16": "want one CIDR, or one for each address family",
+		"--service-cidr=10.43.0.0/33":                `--service-cidr "10.43.0.0/33"`,
+		"--internal-cidr=x":                          `--internal-cidr "x"`,
+		"--wireguard=boringtun":                      `--wireguard: wireguard mode "boringtun": want one of auto, kernel, userspace`,
+		"--resync-period=0s":                         "--resync-period 0s: want more than 0",
+		"--kubeconfig=/does/not/exist":               `--kubeconfig "/does/not/exist"`,
+	} {
+		if _, err := parse(t, arg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("kg %s: error %v, want one with %q", arg, err, want)
+		}
+	}
+}
+
+func TestFlagsBecomeSettings(t *testing.T) {
+	s, err := parse(t, "--subnet=10.4.0.9/16", "--subnet=fd00:4::/64", "--mtu=1400", "--port=4500", "--local=false", "--cni=false", "--interface=wg7", "--mesh-granularity=full", "--encapsulate=never")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := mesh.Config{
+		Granularity: mesh.GranularityFull, Encapsulation: mesh.EncapsulateNever,
+		WireGuardCIDRs: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16"), netip.MustParsePrefix("fd00:4::/64")},
+		WireGuardDev:   "wg7", TunnelDev: "tunl0", MTU: 1400,
+	}
+	if diff := cmp.Diff(want, s.agent.Mesh, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Errorf("mesh config (-want +got):\n%s", diff)
+	}
+	if s.agent.Detect.Port != 4500 || s.agent.NodeName != "n" || s.host.WireGuardDev != "wg7" || !s.agent.CleanUp {
+		t.Errorf("settings = %+v", s.agent)
+	}
+}
+
+// kg runs the command as main does.
+func kg(args ...string) (status int, stdout, stderr string) {
+	var out, err bytes.Buffer
+	status = run(args, &out, &err)
+	return status, out.String(), err.String()
+}
+
+func TestErrorsAreOneLineOnStderrAndStatus1(t *testing.T) {
+	for _, args := range [][]string{{"--port=0", "--master=http://127.0.0.1:1"}, {"--no-such-flag"}, {"no-such-command"}, {"--log-level=loud"}, {"userspace-wireguard", "--mtu=7"}} {
+		status, stdout, stderr := kg(args...)
+		if status != 1 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "error: ") {
+			t.Errorf("kg %q: status %d, stdout %q, stderr %q", args, status, stdout, stderr)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	for _, args := range [][]string{{"version"}, {"--version"}, {"userspace-wireguard", "--version"}} {
+		if status, stdout, _ := kg(args...); status != 0 || stdout != version+"\n" {
+			t.Errorf("kg %q: status %d, %q", args, status, stdout)
+		}
+	}
+}
+
+func TestLogLinesKeepTheExistingKeys(t *testing.T) {
+	var b bytes.Buffer
+	var level logLevel
+	newLogger(&b, level).With("component", "kilo").Warn("x", "level_of", slog.LevelError, "n", 1)
+	var line map[string]any
+	if err := json.Unmarshal(b.Bytes(), &line); err != nil {
+		t.Fatal(err)
+	}
+	if line["level"] != "warn" || line["msg"] != "x" || line["component"] != "kilo" || line["ts"] == nil || !strings.HasPrefix(line["caller"].(string), "main_test.go:") {
+		t.Errorf("log line = %s", b.String())
+	}
+	for name, want := range map[string]int{"all": 2, "debug": 2, "info": 1, "warn": 0, "none": 0} {
+		b.Reset()
+		if err := level.Set(name); err != nil {
+			t.Fatal(err)
+		}
+		log := newLogger(&b, level)
+		log.Debug("x")
+		log.Info("x")
+		if got := strings.Count(b.String(), "\n"); got != want {
+			t.Errorf("level %s: %d lines of two, want %d", name, got, want)
+		}
+	}
+}
+
+// docs/kg.md is what the command says of itself.
+func TestHelpIsDocumented(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("# kg\n\nWhat `kg --help` and `kg userspace-wireguard --help` say. Rewritten by `go test ./cmd/kg -update`.\n")
+	for _, args := range [][]string{{"--help"}, {"userspace-wireguard", "--help"}} {
+		_, stdout, _ := kg(args...)
+		b.WriteString("\n```\n" + stdout + "```\n")
+	}
+	const name = "../../docs/kg.md"
+	if *update {
+		if err := os.WriteFile(name, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(b.String(), string(got)); diff != "" {
+		t.Errorf("docs/kg.md is not what the command says; run go test ./cmd/kg -update (-want +got):\n%s", diff)
+	}
+}
