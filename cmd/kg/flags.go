@@ -26,16 +26,19 @@ type agentFlags struct {
 	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate                                              bool
 	port                                                                                                                   int
 	resyncPeriod                                                                                                           time.Duration
+	// given reports whether a flag is on the command line.
+	given func(name string) bool
 }
 
 func (f *agentFlags) register(fs *pflag.FlagSet) {
+	f.given = fs.Changed
 	fs.StringVar(&f.backend, "backend", "kubernetes", "where the mesh is described: kubernetes")
 	fs.BoolVar(&f.cleanUp, "clean-up", true, "undo everything on exit; false leaves traffic flowing, for upgrades")
 	fs.BoolVar(&f.cleanUpInterface, "clean-up-interface", false, "with --clean-up, delete the WireGuard link too")
 	fs.BoolVar(&f.createInterface, "create-interface", true, "create the WireGuard link if it does not exist")
 	fs.BoolVar(&f.cni, "cni", true, "be the pod network: manage the CNI configuration and masquerade what leaves it")
 	fs.StringVar(&f.cniPath, "cni-path", "/etc/cni/net.d/10-kilo.conflist", "the CNI configuration `file`")
-	fs.StringVar(&f.encapsulate, "encapsulate", "always", "which packets inside a location go through a tunnel: never, crosssubnet or always")
+	fs.StringVar(&f.encapsulate, "encapsulate", "always", "which packets inside a location go through a tunnel: never, crosssubnet or always (with --mesh-granularity=cross: never)")
 	fs.StringVar(&f.hostname, "hostname", "", "`name` of this host's Node (default: the host name)")
 	fs.StringVar(&f.iface, "interface", "kilo0", "`name` of the WireGuard link")
 	fs.StringSliceVar(&f.internalCIDRs, "internal-cidr", nil, "`CIDR` that the internal IP must be in; may be repeated")
@@ -43,7 +46,7 @@ func (f *agentFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.listen, "listen", ":1107", "TCP `address` for health and metrics")
 	fs.BoolVar(&f.local, "local", true, "manage the routes inside the location")
 	fs.StringVar(&f.master, "master", "", "`URL` of the API server, overrides the kubeconfig's")
-	fs.StringVar(&f.granularity, "mesh-granularity", "location", "who has tunnels: one leader a location (location) or every node (full)")
+	fs.StringVar(&f.granularity, "mesh-granularity", "location", "who has tunnels: one leader of each location (location), every node to every other (full), or every node to those of other locations (cross)")
 	fs.StringVar(&f.mtu, "mtu", "auto", "MTU of the WireGuard link in bytes, 1280 to 65535; auto: 80 less than that of the default route's link")
 	fs.IntVar(&f.port, "port", 51820, "UDP port of WireGuard, 1 to 65535")
 	fs.BoolVar(&f.prioritisePrivate, "prioritise-private-addresses", false, "advertise the internal IP as endpoint if there is one")
@@ -85,6 +88,9 @@ func (f *agentFlags) parse() (settings, error) {
 	if m.Granularity, err = mesh.ParseGranularity(f.granularity); err != nil {
 		return s, fmt.Errorf("--mesh-granularity: %w", err)
 	}
+	if m.Granularity == mesh.GranularityCross && !f.given("encapsulate") {
+		m.Encapsulation = mesh.EncapsulateNever // the default of the other granularities cannot be meant
+	}
 	if s.rest, err = clientcmd.BuildConfigFromFlags(f.master, f.kubeconfig); err != nil {
 		return s, fmt.Errorf("--kubeconfig %q, --master %q: %w", f.kubeconfig, f.master, err)
 	}
@@ -110,6 +116,9 @@ func (f *agentFlags) parse() (settings, error) {
 	}
 	m.ManageLocal, m.ManageCNI = f.local, f.cni
 	m.WireGuardDev, m.TunnelDev = f.iface, tunnelDev
+	if err := m.Validate(); err != nil {
+		return s, err
+	}
 	s.host.WireGuardDev, s.host.TunnelDev, s.host.CreateWireGuard = f.iface, tunnelDev, f.createInterface
 	s.agent.ResyncPeriod = f.resyncPeriod
 	s.agent.CleanUp, s.agent.CleanUpLink = f.cleanUp, f.cleanUpInterface

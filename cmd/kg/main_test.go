@@ -47,7 +47,7 @@ func TestBadFlagsNameFlagValueAndWhatIsAccepted(t *testing.T) {
 	for arg, want := range map[string]string{
 		"--backend=etcd":                   `--backend "etcd": want kubernetes`,
 		"--encapsulate=sometimes":          `--encapsulate: encapsulation "sometimes": want one of never, crosssubnet, always`,
-		"--mesh-granularity=cross":         `--mesh-granularity: granularity "cross": want one of location, full`,
+		"--mesh-granularity=hub":           `--mesh-granularity: granularity "hub": want one of location, full, cross`,
 		"--port=0":                         "--port 0: want a port of 1 to 65535",
 		"--port=65536":                     "--port 65536: want a port of 1 to 65535",
 		"--mtu=big":                        `--mtu "big": want auto or a number`,
@@ -64,6 +64,16 @@ func TestBadFlagsNameFlagValueAndWhatIsAccepted(t *testing.T) {
 		if _, err := parse(t, arg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("kg %s: error %v, want one with %q", arg, err, want)
 		}
+	}
+}
+
+func TestCrossEncapsulatesNothing(t *testing.T) {
+	s, err := parse(t, "--mesh-granularity=cross")
+	if err != nil || s.agent.Mesh.Encapsulation != mesh.EncapsulateNever {
+		t.Errorf("encapsulation %q, error %v; want never", s.agent.Mesh.Encapsulation, err)
+	}
+	if _, err := parse(t, "--mesh-granularity=cross", "--encapsulate=always"); err == nil || !strings.Contains(err.Error(), "want encapsulation never") {
+		t.Errorf("with --encapsulate=always: error %v, want a refusal with the reason", err)
 	}
 }
 

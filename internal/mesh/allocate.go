@@ -125,12 +125,12 @@ func (o ownership) allowedLocationIPs(locations []Location, report reportFunc) {
 			for _, p := range n.AllowedLocationIPs {
 				object := "node/" + n.Name
 				if by, within, ok := o.within(p); ok {
-					if by.group != l.ID { // the neighbours may announce it too
+					if by.group != l.Site { // the neighbours may announce it too
 						report(object, "allowed-location-ips", fmt.Errorf("%s is not used: it lies within %s of %s; want a prefix that is broader, or nobody else's", p, within, by.object))
 					}
 					continue
 				}
-				o[p] = owner{object, l.ID}
+				o[p] = owner{object, l.Site}
 				l.AllowedLocationIPs = append(l.AllowedLocationIPs, p)
 			}
 		}

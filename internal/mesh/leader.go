@@ -56,11 +56,19 @@ func hasPublicEndpoint(n Node) bool {
 	return n.Endpoint.DNS != "" || IsPublic(n.Endpoint.IP)
 }
 
-// locationID returns the key of the location that n is in. A node without an
-// internal IP cannot be reached by its neighbours except through the mesh, so
-// it is a location of its own.
+// locationID returns the key of the location that n is in, as far as tunnels go.
 func locationID(g Granularity, n Node) string {
-	if g == GranularityFull || len(n.InternalIPs) == 0 {
+	if g == GranularityLocation {
+		return siteID(n)
+	}
+	return "node:" + n.Name
+}
+
+// siteID returns the key of the nodes that n reaches without the mesh. A node
+// without an internal IP cannot be reached by its neighbours except through the
+// mesh, so it is on its own.
+func siteID(n Node) string {
+	if len(n.InternalIPs) == 0 {
 		return "node:" + n.Name
 	}
 	return "location:" + n.Location

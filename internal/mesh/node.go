@@ -33,6 +33,9 @@ type Node struct {
 	PersistentKeepalive uint16
 	// AllowedLocationIPs are further prefixes that are reached through the node's location.
 	AllowedLocationIPs []netip.Prefix
+	// CNICompatibilityIPs are the node's addresses in the network that Kilo is
+	// added to, at most one for each family; Cilium's alone matter.
+	CNICompatibilityIPs []netip.Addr
 	// WireGuardIPs that the node published: its claim on them for its location.
 	WireGuardIPs []netip.Addr
 }
@@ -170,6 +173,8 @@ type Facts struct {
 	DefaultDev string
 	// DefaultMTU is the MTU of DefaultDev in bytes, 0 without one.
 	DefaultMTU int
+	// CiliumTunnel says that Cilium's own IPIP link is there.
+	CiliumTunnel bool
 }
 
 // LinkAddr is an address that the host has.

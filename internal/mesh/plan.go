@@ -4,21 +4,32 @@ package mesh
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"fmt"
 	"net/netip"
 	"slices"
 )
 
-// wireGuardOverhead is what a packet gains in the WireGuard link, in bytes:
-// the outer IPv6 header 40, UDP 8 and WireGuard's data message 32 (WireGuard
-// whitepaper 5.4.6), so that it fits whichever family the endpoint is of.
-const wireGuardOverhead = 80
+// What a packet gains on its way through a link, in bytes.
+const (
+	// wireGuardOverhead: the outer IPv6 header 40, UDP 8 and WireGuard's data
+	// message 32 (WireGuard whitepaper 5.4.6), so that it fits whichever family
+	// the endpoint is of.
+	wireGuardOverhead = 80
+	// ipipOverhead is an IPv4 header, ip6tnlOverhead an IPv6 one.
+	ipipOverhead   = 20
+	ip6tnlOverhead = 40
+	// A VXLAN packet gains an outer header, UDP 8, VXLAN 8 and Ethernet 14 (RFC 7348, section 5).
+	vxlanOverhead4 = 50
+	vxlanOverhead6 = 70
+)
 
-// fallbackMTU serves a host without a default route: 1500 less the overhead.
-const fallbackMTU = 1420
-
-// minMTU is the least that IPv6 works with (RFC 8200, section 5).
-const minMTU = 1280
+const (
+	// fallbackMTU serves a host without a default route: 1500 less the overhead.
+	fallbackMTU = 1500 - wireGuardOverhead
+	// minMTU is the least that IPv6 works with (RFC 8200, section 5).
+	minMTU = 1280
+)
 
 // State returns what the kernel of the node of that name needs. The secret key
 // is the node's own. It fails if the node is not part of the mesh.
@@ -28,6 +39,7 @@ func (t *Topology) State(name string, key SecretKey, facts Facts) (State, []Prob
 		return State{}, nil, fmt.Errorf("node/%s is not part of the mesh", name)
 	}
 	p := &planner{t: t, loc: &t.Locations[i], self: &t.Locations[i].Nodes[j], leads: t.Locations[i].Leader == j, facts: facts}
+	p.findNeighbours()
 	p.links()
 	p.device(key)
 	if p.leads {
@@ -37,6 +49,8 @@ func (t *Topology) State(name string, key SecretKey, facts Facts) (State, []Prob
 	}
 	if t.cfg.ManageLocal {
 		p.localRoutes()
+	} else if p.leads {
+		p.addOnRoutes()
 	}
 	p.firewall()
 	return p.finish(), sortCompactProblems(p.problems), nil
@@ -44,14 +58,39 @@ func (t *Topology) State(name string, key SecretKey, facts Facts) (State, []Prob
 
 // planner collects the State of one node.
 type planner struct {
-	t        *Topology
-	loc      *Location
-	self     *Node
-	leads    bool
-	facts    Facts
-	state    State
-	problems []Problem
+	t     *Topology
+	loc   *Location
+	self  *Node
+	leads bool
+	facts Facts
+	// neighbours are the other nodes that we reach without the mesh.
+	neighbours []neighbour
+	state      State
+	problems   []Problem
 }
+
+// neighbour is a node of the own site, and the Location that it is in.
+type neighbour struct {
+	*Node
+	loc *Location
+}
+
+func (p *planner) findNeighbours() {
+	for i := range p.t.Locations {
+		l := &p.t.Locations[i]
+		if !p.isOwnSite(l) {
+			continue
+		}
+		for j := range l.Nodes {
+			if n := &l.Nodes[j]; n != p.self {
+				p.neighbours = append(p.neighbours, neighbour{n, l})
+			}
+		}
+	}
+}
+
+// isOwnSite reports whether the nodes of l are reached without the mesh.
+func (p *planner) isOwnSite(l *Location) bool { return l.Site == p.loc.Site }
 
 func (p *planner) finish() State {
 	s := p.state
@@ -59,6 +98,7 @@ func (p *planner) finish() State {
 	s.Addrs = sortCompact(s.Addrs, Addr.compare)
 	s.Routes = sortCompact(s.Routes, Route.compare)
 	s.Rules = sortCompact(s.Rules, Rule.compare)
+	s.Neighs = sortCompact(s.Neighs, Neigh.compare)
 	for _, cidr := range p.self.PodCIDRs {
 		if cidr.Addr().Is4() {
 			s.Forward4 = true
@@ -88,47 +128,55 @@ func (p *planner) links() {
 		}
 	}
 	for _, internal := range p.self.InternalIPs {
-		if p.needsTunnel(internal) {
+		if p.ownsTunnel(internal.Addr()) && p.needsTunnel(internal) {
 			p.tunnel(internal)
 		}
 	}
 }
 
-func (p *planner) tunnel(internal netip.Prefix) {
-	link := Link{Name: p.tunnelDev(internal.Addr()), Kind: KindIPIP, MTU: 1500, Up: true}
-	overhead := 20 // an IPv4 header
-	if internal.Addr().Is6() {
-		link.Kind, overhead = KindIP6Tnl, 40
-	}
-	if a, ok := p.facts.LinkOf(internal.Addr()); ok {
-		link.MTU = a.MTU
-	}
-	link.MTU = max(link.MTU-overhead, minMTU)
-	p.state.Links = append(p.state.Links, link)
-	// An address of its own lets the host itself talk through the link to pods
-	// (the base of the pod CIDR is given to no pod).
-	if cidr, ok := ofFamily(p.self.PodCIDRs, internal.Addr()); ok && p.t.cfg.ManageLocal {
-		p.state.Addrs = append(p.state.Addrs, Addr{link.Name, single(cidr.Addr())})
-	}
-	for i := range p.loc.Nodes {
-		if ip, ok := p.loc.Nodes[i].InternalIP(internal.Addr()); ok {
-			p.state.Firewall.TunnelFrom = append(p.state.Firewall.TunnelFrom, single(ip.Addr()))
-		}
+// ownsTunnel reports whether the tunnel link of that family is ours to make.
+func (p *planner) ownsTunnel(like netip.Addr) bool {
+	switch p.t.cfg.AddOn {
+	case AddOnFlannel:
+		return false
+	case AddOnCilium:
+		return !like.Is4() || !p.facts.CiliumTunnel
+	default:
+		return true
 	}
 }
 
+// tunnelDev names the link that encapsulates packets to a gateway of that family.
 func (p *planner) tunnelDev(like netip.Addr) string {
-	if like.Is4() {
-		return p.t.cfg.TunnelDev
+	cfg := p.t.cfg
+	switch {
+	case cfg.AddOn == AddOnFlannel && like.Is4():
+		return flannelDev4
+	case cfg.AddOn == AddOnFlannel:
+		return flannelDev6
+	case cfg.AddOn == AddOnCilium && like.Is4() && p.facts.CiliumTunnel:
+		return ciliumTunnelDev
+	case cfg.Tunnel == KindVXLAN:
+		return cfg.VXLANDev
+	case like.Is4():
+		return cfg.TunnelDev
+	default:
+		return cfg.TunnelDev + "-6"
 	}
-	return p.t.cfg.TunnelDev + "-6"
 }
 
 // needsTunnel reports whether we or a neighbour encapsulates packets between us.
 func (p *planner) needsTunnel(internal netip.Prefix) bool {
-	for i := range p.loc.Nodes {
-		n := &p.loc.Nodes[i]
-		if n.Name == p.self.Name {
+	if !p.t.cfg.ManageLocal && p.t.cfg.AddOn == AddOnNone {
+		// Then the only packets are those between members and leader.
+		return p.talksThroughTunnel(internal, func(n neighbour) bool { return p.leads || n.loc == p.loc && n.Node == p.loc.Lead() })
+	}
+	return p.talksThroughTunnel(internal, func(neighbour) bool { return true })
+}
+
+func (p *planner) talksThroughTunnel(internal netip.Prefix, with func(neighbour) bool) bool {
+	for _, n := range p.neighbours {
+		if !with(n) {
 			continue
 		}
 		if ip, ok := n.InternalIP(internal.Addr()); ok && (p.encapsulates(internal, ip.Addr()) || p.encapsulates(ip, internal.Addr())) {
@@ -138,7 +186,8 @@ func (p *planner) needsTunnel(internal netip.Prefix) bool {
 	return false
 }
 
-// encapsulates reports whether a node with the internal IP from sends to the internal IP to through its tunnel link.
+// encapsulates reports whether a node with the internal IP from sends packets
+// for the gateway to through its tunnel link.
 func (p *planner) encapsulates(from netip.Prefix, to netip.Addr) bool {
 	switch p.t.cfg.Encapsulation {
 	case EncapsulateAlways:
@@ -150,6 +199,92 @@ func (p *planner) encapsulates(from netip.Prefix, to netip.Addr) bool {
 	}
 }
 
+// tunnel plans the tunnel link of the internal IP's family and what belongs to it.
+func (p *planner) tunnel(internal netip.Prefix) {
+	if p.t.cfg.Tunnel == KindVXLAN {
+		p.vxlan(internal)
+		return
+	}
+	link := Link{Name: p.tunnelDev(internal.Addr()), Kind: KindIPIP, MTU: p.underlayMTU(internal.Addr()) - ipipOverhead, Up: true}
+	if internal.Addr().Is6() {
+		link.Kind, link.MTU = KindIP6Tnl, link.MTU+ipipOverhead-ip6tnlOverhead
+	}
+	link.MTU = max(link.MTU, minMTU)
+	p.state.Links = append(p.state.Links, link)
+	p.tunnelAddr(link.Name, internal.Addr())
+	p.admit(*p.self, internal.Addr())
+	for _, n := range p.neighbours {
+		p.admit(*n.Node, internal.Addr())
+	}
+}
+
+// tunnelAddr gives a tunnel link the base of the pod CIDR, which no pod gets:
+// with an address of its own the link lets the host itself talk to pods.
+func (p *planner) tunnelAddr(dev string, like netip.Addr) {
+	if cidr, ok := ofFamily(p.self.PodCIDRs, like); ok && p.t.cfg.ManageLocal {
+		p.state.Addrs = append(p.state.Addrs, Addr{dev, single(cidr.Addr())})
+	}
+}
+
+// admit lets tunnel packets of a node in. In Cilium's overlay they come from the
+// node's address there.
+func (p *planner) admit(n Node, like netip.Addr) {
+	if ip, ok := n.InternalIP(like); ok {
+		p.state.Firewall.TunnelFrom = append(p.state.Firewall.TunnelFrom, single(ip.Addr()))
+	}
+	if p.t.cfg.AddOn == AddOnCilium {
+		for _, ip := range n.CNICompatibilityIPs {
+			if ip.Is4() == like.Is4() {
+				p.state.Firewall.TunnelFrom = append(p.state.Firewall.TunnelFrom, single(ip))
+			}
+		}
+	}
+}
+
+func (p *planner) underlayMTU(internal netip.Addr) int {
+	if a, ok := p.facts.LinkOf(internal); ok {
+		return a.MTU
+	}
+	return 1500
+}
+
+// vxlan plans the one vxlan link, which carries both families. Its packets
+// travel between the internal IPs of one family, IPv4 if we have one.
+func (p *planner) vxlan(internal netip.Prefix) {
+	outer := p.self.InternalIPs[0].Addr()
+	dev := p.t.cfg.VXLANDev
+	if !slices.ContainsFunc(p.state.Links, func(l Link) bool { return l.Name == dev }) {
+		overhead := vxlanOverhead4
+		if outer.Is6() {
+			overhead = vxlanOverhead6
+		}
+		p.state.Links = append(p.state.Links, Link{
+			Name: dev, Kind: KindVXLAN, MTU: max(p.underlayMTU(outer)-overhead, minMTU), Up: true, Local: outer, MAC: macOf(outer),
+		})
+	}
+	p.tunnelAddr(dev, internal.Addr())
+	p.admit(*p.self, outer)
+	for _, n := range p.neighbours {
+		remote, ok := n.InternalIP(outer)
+		gateway, has := n.InternalIP(internal.Addr())
+		if !ok || !has {
+			continue
+		}
+		p.admit(*n.Node, outer)
+		p.state.Neighs = append(p.state.Neighs, Neigh{Dev: dev, IP: gateway.Addr(), MAC: macOf(remote.Addr()), Remote: remote.Addr()})
+	}
+}
+
+// macOf derives the address on the vxlan link from the one on the underlay, so
+// that nobody has to ask for it: a locally administered unicast address (IEEE
+// 802, clause 8.4).
+func macOf(ip netip.Addr) MAC {
+	sum := sha256.Sum256(ip.AsSlice())
+	m := MAC(sum[:6])
+	m[0] = m[0]&^0x01 | 0x02
+	return m
+}
+
 // device plans the WireGuard device. A node that does not lead keeps its key
 // in the device and nothing else.
 func (p *planner) device(key SecretKey) {
@@ -158,11 +293,11 @@ func (p *planner) device(key SecretKey) {
 		return
 	}
 	d := &p.state.Device
-	d.Peers = map[PublicKey]DevicePeer{}
-	d.AllowedIPs = map[netip.Prefix]PublicKey{}
+	d.Peers = make(map[PublicKey]DevicePeer, len(p.t.Locations)+len(p.t.Peers))
+	d.AllowedIPs = make(map[netip.Prefix]PublicKey, 3*len(p.t.Locations))
 	for i := range p.t.Locations {
 		l := &p.t.Locations[i]
-		if l == p.loc {
+		if p.isOwnSite(l) {
 			continue
 		}
 		lead := l.Lead()
@@ -171,8 +306,11 @@ func (p *planner) device(key SecretKey) {
 			endpoint = netip.AddrPort{}
 		}
 		d.Peers[lead.Key] = DevicePeer{Name: "node/" + lead.Name, Endpoint: endpoint, PersistentKeepalive: p.self.PersistentKeepalive}
-		for _, prefix := range slices.Concat(l.known(), l.AllowedLocationIPs) {
+		for prefix := range l.carried() {
 			d.AllowedIPs[prefix] = lead.Key
+		}
+		for _, ip := range l.WireGuardIPs {
+			d.AllowedIPs[single(ip)] = lead.Key
 		}
 	}
 	for _, peer := range p.t.Peers {
@@ -194,142 +332,6 @@ func (p *planner) device(key SecretKey) {
 // behind NAT too, trying the address is the only hope.
 func (p *planner) comesToUs(lead *Node, endpoint netip.AddrPort) bool {
 	return lead.PersistentKeepalive != 0 && p.self.PersistentKeepalive == 0 && endpoint.IsValid() && !IsPublic(endpoint.Addr())
-}
-
-func (p *planner) route(r Route) {
-	if r.Table == 0 {
-		r.Table = TableMain
-	}
-	r.OnLink = r.Via.IsValid()
-	p.state.Routes = append(p.state.Routes, r)
-}
-
-// leaderRoutes sends what belongs to other locations and to peers into the
-// WireGuard link. The source is the internal IP, which the others know as the
-// node's own; without one the kernel takes the WireGuard IP.
-func (p *planner) leaderRoutes() {
-	dev := p.t.cfg.WireGuardDev
-	source := func(dst netip.Prefix) netip.Addr {
-		ip, _ := p.self.InternalIP(dst.Addr())
-		return ip.Addr()
-	}
-	endpoints := p.endpoints()
-	for i := range p.t.Locations {
-		l := &p.t.Locations[i]
-		if l == p.loc {
-			continue
-		}
-		for _, dst := range slices.Concat(l.PodCIDRs, l.InternalIPs, l.AllowedLocationIPs) {
-			if endpoints[dst.Addr()] && dst.IsSingleIP() {
-				continue // what carries the tunnel cannot go through it
-			}
-			p.route(Route{Dst: dst, Via: l.WireGuardIP(dst.Addr()), Src: source(dst), Dev: dev})
-		}
-	}
-	for _, peer := range p.t.Peers {
-		for _, dst := range peer.AllowedIPs {
-			if endpoints[dst.Addr()] && dst.IsSingleIP() {
-				continue
-			}
-			p.route(Route{Dst: dst, Src: source(dst), Dev: dev})
-		}
-	}
-}
-
-// endpoints lists the addresses that the device sends to.
-func (p *planner) endpoints() map[netip.Addr]bool {
-	out := make(map[netip.Addr]bool, len(p.state.Device.Peers))
-	for _, peer := range p.state.Device.Peers {
-		if peer.Endpoint.IsValid() {
-			out[peer.Endpoint.Addr()] = true
-		}
-	}
-	return out
-}
-
-// memberRoutes sends what belongs to other locations and to peers to the leader.
-func (p *planner) memberRoutes() {
-	lead := p.loc.Lead()
-	var dsts []netip.Prefix
-	for i := range p.t.Locations {
-		l := &p.t.Locations[i]
-		for _, ip := range l.WireGuardIPs {
-			dsts = append(dsts, single(ip))
-		}
-		if l != p.loc {
-			dsts = append(dsts, slices.Concat(l.PodCIDRs, l.InternalIPs, l.AllowedLocationIPs)...)
-		}
-	}
-	for _, peer := range p.t.Peers {
-		dsts = append(dsts, peer.AllowedIPs...)
-	}
-	for _, dst := range dsts {
-		p.via(lead, dst)
-	}
-}
-
-// localRoutes sends what belongs to neighbours in the own location to them.
-// Where packets between the two are encapsulated, so are those from our pods
-// (and, on the leader, from the mesh) to the neighbour's internal IP: without
-// that they would leave with a source that the underlay may not let pass.
-func (p *planner) localRoutes() {
-	for i := range p.loc.Nodes {
-		n := &p.loc.Nodes[i]
-		if n.Name == p.self.Name {
-			continue
-		}
-		for _, cidr := range n.PodCIDRs {
-			if slices.Contains(p.loc.PodCIDRs, cidr) {
-				p.via(n, cidr)
-			}
-		}
-		for _, remote := range n.InternalIPs {
-			local, ok := p.self.InternalIP(remote.Addr())
-			if !ok || !p.encapsulates(local, remote.Addr()) {
-				continue
-			}
-			to := single(remote.Addr())
-			p.route(Route{Dst: to, Via: remote.Addr(), Src: local.Addr(), Dev: p.tunnelDev(remote.Addr()), Table: TableTunnel})
-			if from, ok := ofFamily(p.self.PodCIDRs, remote.Addr()); ok {
-				p.state.Rules = append(p.state.Rules, Rule{From: from, To: to, Table: TableTunnel})
-			}
-			if p.leads {
-				p.state.Rules = append(p.state.Rules, Rule{IIf: p.t.cfg.WireGuardDev, To: to, Table: TableTunnel})
-			}
-		}
-	}
-}
-
-// reportNoInternalIP does not name dst: it would be one Problem for each of the mesh's prefixes.
-func (p *planner) reportNoInternalIP(n *Node, dst netip.Prefix) {
-	p.problems = append(p.problems, Problem{"node/" + n.Name, "internal-ip", fmt.Errorf("has none for %s, so the location's members do not reach %s through it; want an internal IP for each family of pods",
-		familyName(dst.Addr()), familyName(dst.Addr()))})
-}
-
-// via plans a route to dst through a neighbour in the own location: in the
-// tunnel link where packets to it are encapsulated, else on the link that
-// carries our internal IP.
-func (p *planner) via(n *Node, dst netip.Prefix) {
-	local, ok := p.self.InternalIP(dst.Addr())
-	if !ok {
-		p.reportNoInternalIP(p.self, dst)
-		return
-	}
-	remote, ok := n.InternalIP(dst.Addr())
-	if !ok {
-		p.reportNoInternalIP(n, dst)
-		return
-	}
-	if p.encapsulates(local, remote.Addr()) {
-		p.route(Route{Dst: dst, Via: remote.Addr(), Src: local.Addr(), Dev: p.tunnelDev(remote.Addr())})
-		return
-	}
-	link, ok := p.facts.LinkOf(local.Addr())
-	if !ok {
-		p.problems = append(p.problems, Problem{"node/" + p.self.Name, "internal-ip", fmt.Errorf("%s is on no link of this host, so neighbours are not reached; want an address that the host has", local.Addr())})
-		return
-	}
-	p.route(Route{Dst: dst, Via: remote.Addr(), Dev: link.Dev})
 }
 
 // firewall plans what keeps its source and what does not: what leaves our pods

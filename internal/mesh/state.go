@@ -30,6 +30,8 @@ type State struct {
 	Routes []Route
 	// Rules of Kilo.
 	Rules []Rule
+	// Neighs are all the next hops of the link of KindVXLAN.
+	Neighs []Neigh
 	// Device is the WireGuard configuration of the link of KindWireGuard.
 	Device Device
 	// Firewall is the content of the nftables table "inet kilo".
@@ -57,6 +59,8 @@ const (
 	// KindIPIP carries IPv4 in IPv4 (RFC 2003), KindIP6Tnl both families in IPv6 (RFC 2473).
 	KindIPIP   LinkKind = "ipip"
 	KindIP6Tnl LinkKind = "ip6tnl"
+	// KindVXLAN carries both families in UDP over either (RFC 7348).
+	KindVXLAN LinkKind = "vxlan"
 )
 
 // Link is a network link of Kilo's own.
@@ -67,6 +71,26 @@ type Link struct {
 	MTU int
 	// Up is the administrative state.
 	Up bool
+	// Local is the own address on the underlay and MAC the own one on the link,
+	// of KindVXLAN alone.
+	Local netip.Addr
+	MAC   MAC
+}
+
+// MAC is an Ethernet address.
+type MAC [6]byte
+
+// Neigh is a next hop on the link of KindVXLAN: packets to the gateway IP
+// leave with the destination MAC, in an outer packet to Remote.
+type Neigh struct {
+	Dev    string
+	IP     netip.Addr
+	MAC    MAC
+	Remote netip.Addr
+}
+
+func (n Neigh) compare(o Neigh) int {
+	return cmp.Or(cmp.Compare(n.Dev, o.Dev), n.IP.Compare(o.IP), n.Remote.Compare(o.Remote))
 }
 
 // Addr is an address on one of Kilo's links, with its prefix length.

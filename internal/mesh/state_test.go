@@ -56,7 +56,7 @@ func readMatrix(t *testing.T) (blocks []matrixBlock) {
 // matrixLines prints what the matrix compares: destination, gateway, link,
 // source, and which traffic a rule diverts.
 func matrixLines(s State) (out []string) {
-	dev := map[string]string{"kilo0": "kilo0", "eth0": "priv", "tunl0": "tunl"}
+	dev := map[string]string{"kilo0": "kilo0", "eth0": "priv", "tunl0": "tunl", "flannel.1": "tunl"}
 	orNil := func(a netip.Addr) string {
 		if !a.IsValid() {
 			return "<nil>"
@@ -97,14 +97,20 @@ func matrixMesh() ([]Node, []Peer) {
 func TestRouteMatrix(t *testing.T) {
 	ran := 0
 	for _, b := range readMatrix(t) {
-		if b.compat != "ipip" {
-			continue // the add-on modes are not built yet
-		}
 		ran++
-		t.Run(fmt.Sprintf("%s %s local=%t", b.host, b.strategy, b.local), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s %s %s local=%t", b.host, b.compat, b.strategy, b.local), func(t *testing.T) {
 			cfg := testConfig()
 			cfg.Encapsulation, cfg.ManageLocal = Encapsulation(b.strategy), b.local
 			nodes, peers := matrixMesh()
+			if b.compat != "ipip" {
+				cfg.AddOn, cfg.ManageCNI = AddOn(b.compat), false
+				nodes[1].CNICompatibilityIPs, nodes[2].CNICompatibilityIPs = []netip.Addr{addr("10.244.0.7")}, []netip.Addr{addr("10.244.1.7")}
+			}
+			if refused := b.compat == "flannel" && b.strategy == "never"; refused != (cfg.Validate() != nil) {
+				t.Fatalf("Validate() = %v, want refusal: %t", cfg.Validate(), refused)
+			} else if refused {
+				return
+			}
 			topology, problems := computed(t, cfg, nodes, peers)
 			if len(problems) > 0 {
 				t.Fatalf("problems %v", problems)
@@ -116,8 +122,8 @@ func TestRouteMatrix(t *testing.T) {
 			}
 		})
 	}
-	if ran != 12 {
-		t.Errorf("%d blocks ran, want 12", ran)
+	if ran != 36 {
+		t.Errorf("%d blocks ran, want 36", ran)
 	}
 }
 

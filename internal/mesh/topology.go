@@ -25,6 +25,9 @@ type Location struct {
 	// ID is "location:" and the name that the user gave, or "node:" and the
 	// name of a node that is a location of its own.
 	ID string
+	// Site is the key of the Locations that reach each other without the mesh:
+	// more than one in granularity cross alone, else the same as ID.
+	Site string
 	// Nodes by name.
 	Nodes []Node
 	// Leader is the index in Nodes of the node that carries the location's traffic.
@@ -101,7 +104,10 @@ func gather(cfg Config, nodes []Node, leaders Leaders, owners map[PublicKey]stri
 		id := locationID(cfg.Granularity, n)
 		l := byID[id]
 		if l == nil {
-			l = &Location{ID: id, Leader: -1}
+			l = &Location{ID: id, Site: id, Leader: -1}
+			if cfg.Granularity == GranularityCross {
+				l.Site = siteID(n)
+			}
 			byID[id] = l
 		}
 		if leaders[id] == n.Name {
