@@ -21,11 +21,11 @@ import (
 
 // agentFlags are the flags of kg as given; parse checks them.
 type agentFlags struct {
-	backend, cniPath, encapsulate, hostname, iface, kubeconfig, listen, master, granularity, mtu, topologyLabel, wireguard string
-	subnets, serviceCIDRs, internalCIDRs                                                                                   []string
-	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate                                              bool
-	port                                                                                                                   int
-	resyncPeriod                                                                                                           time.Duration
+	backend, cniPath, encapsulate, hostname, iface, kubeconfig, listen, master, granularity, mtu, topologyLabel, tunnel, wireguard string
+	subnets, serviceCIDRs, internalCIDRs                                                                                           []string
+	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate                                                      bool
+	port                                                                                                                           int
+	resyncPeriod                                                                                                                   time.Duration
 	// given reports whether a flag is on the command line.
 	given func(name string) bool
 }
@@ -54,6 +54,7 @@ func (f *agentFlags) register(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&f.serviceCIDRs, "service-cidr", nil, "`CIDR` of Services, never masqueraded; may be repeated")
 	fs.StringSliceVar(&f.subnets, "subnet", []string{"10.4.0.0/16"}, "`CIDR` of WireGuard IPs; once for each address family")
 	fs.StringVar(&f.topologyLabel, "topology-label", "topology.kubernetes.io/region", "`label` of the Node that names its location, unless the annotation kilo.squat.ai/location does")
+	fs.StringVar(&f.tunnel, "tunnel", "ipip", "what --encapsulate encapsulates in: ipip, or vxlan, for networks that drop IP in IP")
 	fs.StringVar(&f.wireguard, "wireguard", "auto", "who runs WireGuard: kernel, userspace (kg userspace-wireguard beside this), or auto, what is there")
 }
 
@@ -85,6 +86,9 @@ func (f *agentFlags) parse() (settings, error) {
 	if m.Encapsulation, err = mesh.ParseEncapsulation(f.encapsulate); err != nil {
 		return s, fmt.Errorf("--encapsulate: %w", err)
 	}
+	if m.Tunnel, err = mesh.ParseTunnel(f.tunnel); err != nil {
+		return s, fmt.Errorf("--tunnel: %w", err)
+	}
 	if m.Granularity, err = mesh.ParseGranularity(f.granularity); err != nil {
 		return s, fmt.Errorf("--mesh-granularity: %w", err)
 	}
@@ -115,7 +119,7 @@ func (f *agentFlags) parse() (settings, error) {
 		return s, fmt.Errorf("--resync-period %v: want more than 0", f.resyncPeriod)
 	}
 	m.ManageLocal, m.ManageCNI = f.local, f.cni
-	m.WireGuardDev, m.TunnelDev = f.iface, tunnelDev
+	m.WireGuardDev, m.TunnelDev, m.VXLANDev = f.iface, tunnelDev, vxlanDev
 	if err := m.Validate(); err != nil {
 		return s, err
 	}
@@ -125,8 +129,11 @@ func (f *agentFlags) parse() (settings, error) {
 	return s, nil
 }
 
-// tunnelDev is the IPIP link's name in running clusters.
-const tunnelDev = "tunl0"
+// tunnelDev is the IPIP link's name in running clusters, vxlanDev that of the link for --tunnel=vxlan.
+const (
+	tunnelDev = "tunl0"
+	vxlanDev  = "kilo-vxlan"
+)
 
 func parseCIDRs(flag string, texts []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix

@@ -48,6 +48,7 @@ func TestBadFlagsNameFlagValueAndWhatIsAccepted(t *testing.T) {
 		"--backend=etcd":                   `--backend "etcd": want kubernetes`,
 		"--encapsulate=sometimes":          `--encapsulate: encapsulation "sometimes": want one of never, crosssubnet, always`,
 		"--mesh-granularity=hub":           `--mesh-granularity: granularity "hub": want one of location, full, cross`,
+		"--tunnel=gre":                     `--tunnel: tunnel "gre": want one of ipip, vxlan`,
 		"--port=0":                         "--port 0: want a port of 1 to 65535",
 		"--port=65536":                     "--port 65536: want a port of 1 to 65535",
 		"--mtu=big":                        `--mtu "big": want auto or a number`,
@@ -85,7 +86,8 @@ func TestFlagsBecomeSettings(t *testing.T) {
 	want := mesh.Config{
 		Granularity: mesh.GranularityFull, Encapsulation: mesh.EncapsulateNever,
 		WireGuardCIDRs: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16"), netip.MustParsePrefix("fd00:4::/64")},
-		WireGuardDev:   "wg7", TunnelDev: "tunl0", MTU: 1400,
+		Tunnel:         mesh.KindIPIP,
+		WireGuardDev:   "wg7", TunnelDev: "tunl0", VXLANDev: "kilo-vxlan", MTU: 1400,
 	}
 	if diff := cmp.Diff(want, s.agent.Mesh, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 		t.Errorf("mesh config (-want +got):\n%s", diff)

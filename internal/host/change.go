@@ -21,6 +21,7 @@ const (
 	KindAddr   Kind = "addr"
 	KindRoute  Kind = "route"
 	KindRule   Kind = "rule"
+	KindNeigh  Kind = "neigh"  // of the vxlan link, and where its frames go
 	KindDevice Kind = "device" // private key and port of the WireGuard device
 	KindPeer   Kind = "peer"   // of the WireGuard device
 	KindTable  Kind = "table"  // of nftables, with all its content

@@ -38,8 +38,10 @@ type fwChain struct {
 // fwRule is one rule: "family saddr [not] in set, daddr not in set, verdict".
 type fwRule struct {
 	v6 bool
-	// proto is a protocol number that the packet must have, 0 for any.
+	// proto is a protocol number that the packet must have, 0 for any; port the
+	// UDP port that it must be for, 0 for any.
 	proto byte
+	port  uint16
 	match []fwMatch
 	// drop, or masquerade.
 	drop bool
@@ -88,6 +90,10 @@ func firewallTable(f mesh.Firewall) fwTable {
 		}
 		t.sets = append(t.sets, from)
 		notOurs := []fwMatch{{not: true, set: from.name}}
+		if f.TunnelPort != 0 {
+			in.rules = append(in.rules, fwRule{v6: v6, port: f.TunnelPort, match: notOurs, drop: true})
+			continue
+		}
 		in.rules = append(in.rules, fwRule{v6: v6, proto: protoIPIP, match: notOurs, drop: true})
 		if v6 {
 			in.rules = append(in.rules, fwRule{v6: v6, proto: protoIPv6, match: notOurs, drop: true})
@@ -185,6 +191,8 @@ func (r fwRule) String() string {
 	}
 	var words []string
 	switch {
+	case r.port != 0:
+		words = append(words, fmt.Sprintf("udp dport %d", r.port))
 	case r.proto == 0:
 	case r.v6:
 		// Not "ip6 nexthdr": extension headers may come before the tunnelled packet.

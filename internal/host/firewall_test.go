@@ -38,6 +38,7 @@ func firewalls() map[string]mesh.Firewall {
 			Known:          []netip.Prefix{pfx("10.0.0.0/25"), pfx("10.0.0.128/25"), pfx("10.0.1.0/24"), pfx("10.0.2.0/32"), pfx("255.255.255.255/32"), pfx("0.0.0.0/8"), pfx("ffff::/16"), pfx("fd00::1/128")},
 			TunnelFrom:     []netip.Prefix{pfx("192.168.0.0/16"), pfx("fd01::1/128"), pfx("fd01::2/127")},
 		},
+		"VXLAN":       {TunnelPort: mesh.VXLANPort, TunnelFrom: []netip.Prefix{pfx("192.168.0.1/32"), pfx("fd01::1/128")}},
 		"IPv6 tunnel": {TunnelFrom: []netip.Prefix{pfx("fd01::1/128")}},
 	}
 }

@@ -186,6 +186,7 @@ func (h *Host) apply(ctx context.Context, s mesh.State, deleteLink bool) ([]Chan
 	}
 	p.addAddrs()
 	p.setLinksUp()
+	p.neighs()
 	staleRoutes := p.addRoutes()
 	staleRules := p.addRules()
 	p.deleteRules(staleRules)

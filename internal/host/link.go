@@ -54,6 +54,9 @@ func (p *pass) wanted(name string) *mesh.Link {
 func (p *pass) makeLinks() {
 	for _, w := range p.want.Links {
 		l, ok := p.links[w.Name]
+		if ok && p.outdated(l, w) {
+			ok = false
+		}
 		if !ok {
 			if l, ok = p.makeLink(w); !ok {
 				p.reported(w.Name)
@@ -74,6 +77,19 @@ func (p *pass) makeLinks() {
 			p.write(linkSet(w.Name, "mtu", fmt.Sprint(w.MTU)), func() error { return p.h.nl.LinkSetMTU(l, w.MTU) })
 		}
 	}
+}
+
+// outdated deletes a vxlan link of ours that has another address on the
+// underlay, MAC or network than it should: these cannot be changed.
+func (p *pass) outdated(l netlink.Link, w mesh.Link) bool {
+	v, ok := l.(*netlink.Vxlan)
+	if !ok || w.Kind != mesh.KindVXLAN || v.Attrs().Alias != aliasOwned {
+		return false
+	}
+	if addrOf(v.SrcAddr) == w.Local && v.VxlanId == mesh.VXLANID && v.Port == mesh.VXLANPort && !v.Learning && string(v.HardwareAddr) == string(w.MAC[:]) {
+		return false
+	}
+	return p.write(Change{OpDelete, KindLink, w.Name}, func() error { return gone(p.h.nl.LinkDel(l), unix.ENODEV) })
 }
 
 // reported says that the link cannot be used and an error tells so.
@@ -180,8 +196,11 @@ func linkSpec(w mesh.Link) (netlink.Link, error) {
 		// the module makes; and IPv6 refuses a gateway on the tunnel link that another
 		// link leads to (net/ipv6/route.c, ip6_route_check_nh_onlink).
 		return &netlink.Ip6tnl{LinkAttrs: a, FlowBased: true}, nil
+	case mesh.KindVXLAN:
+		a.HardwareAddr = w.MAC[:]
+		return &netlink.Vxlan{LinkAttrs: a, VxlanId: mesh.VXLANID, SrcAddr: w.Local.AsSlice(), Port: mesh.VXLANPort}, nil
 	default:
-		return nil, fmt.Errorf("link kind %q: want one of %s, %s, %s", w.Kind, mesh.KindWireGuard, mesh.KindIPIP, mesh.KindIP6Tnl)
+		return nil, fmt.Errorf("link kind %q: want one of %s, %s, %s, %s", w.Kind, mesh.KindWireGuard, mesh.KindIPIP, mesh.KindIP6Tnl, mesh.KindVXLAN)
 	}
 }
 
@@ -197,6 +216,8 @@ func explainLink(kind mesh.LinkKind, err error) error {
 		return fmt.Errorf("this kernel has no IPIP tunnels: load the module ipip, or switch encapsulation off: %w", err)
 	case mesh.KindIP6Tnl:
 		return fmt.Errorf("this kernel has no tunnels over IPv6: load the module ip6_tunnel, or switch encapsulation off: %w", err)
+	case mesh.KindVXLAN:
+		return fmt.Errorf("this kernel has no VXLAN: load the module vxlan, or switch encapsulation off: %w", err)
 	default:
 		return err
 	}

@@ -250,11 +250,18 @@ func (r fwRule) exprs() []expr.Any {
 	if r.v6 {
 		family, size, saddr, daddr = unix.NFPROTO_IPV6, 16, 8, 24
 	}
-	// meta nfproto ipv4: nft(8) adds it to "ip saddr" in a table of family inet.
-	out := []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
+	var out []expr.Any
+	if r.port != 0 {
+		out = append(out,
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(r.port)})
 	}
+	// meta nfproto ipv4: nft(8) adds it to "ip saddr" in a table of family inet.
+	out = append(out,
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}})
 	if r.proto != 0 {
 		if r.v6 {
 			out = append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1})

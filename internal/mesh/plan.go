@@ -263,6 +263,7 @@ func (p *planner) vxlan(internal netip.Prefix) {
 		})
 	}
 	p.tunnelAddr(dev, internal.Addr())
+	p.state.Firewall.TunnelPort = VXLANPort
 	p.admit(*p.self, outer)
 	for _, n := range p.neighbours {
 		remote, ok := n.InternalIP(outer)
@@ -271,8 +272,27 @@ func (p *planner) vxlan(internal netip.Prefix) {
 			continue
 		}
 		p.admit(*n.Node, outer)
-		p.state.Neighs = append(p.state.Neighs, Neigh{Dev: dev, IP: gateway.Addr(), MAC: macOf(remote.Addr()), Remote: remote.Addr()})
+		p.state.Neighs = append(p.state.Neighs, Neigh{Dev: dev, IP: p.nextHop(n.Node, gateway.Addr()), MAC: macOf(remote.Addr()), Remote: remote.Addr()})
 	}
+}
+
+// nextHop returns the address on the tunnel link for a gateway on the other
+// side of it, zero if the link does not reach that. On the vxlan link it is
+// link-local for IPv6: the kernel refuses an on-link gateway there that another
+// link leads to (net/ipv6/route.c, ip6_route_check_nh_onlink).
+func (p *planner) nextHop(n *Node, gateway netip.Addr) netip.Addr {
+	if p.t.cfg.Tunnel != KindVXLAN {
+		return gateway
+	}
+	remote, ok := n.InternalIP(p.self.InternalIPs[0].Addr())
+	if !ok {
+		return netip.Addr{}
+	}
+	if gateway.Is4() {
+		return gateway
+	}
+	m := macOf(remote.Addr())
+	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: m[0] ^ 0x02, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5]}) // RFC 4291, appendix A
 }
 
 // macOf derives the address on the vxlan link from the one on the underlay, so

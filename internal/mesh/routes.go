@@ -26,7 +26,7 @@ func (p *planner) route(r Route) {
 	if r.Table == 0 {
 		r.Table = TableMain
 	}
-	r.OnLink = r.Via.IsValid()
+	r.OnLink = r.Via.IsValid() && !r.Via.IsLinkLocalUnicast()
 	p.state.Routes = append(p.state.Routes, r)
 }
 
@@ -172,6 +172,9 @@ func (p *planner) addOnRoutes() {
 // on the leader the rule that leads packets from the mesh to it.
 func (p *planner) divert(n *Node, remote, source netip.Addr) {
 	gateway := p.gateway(n, remote)
+	if gateway.IsValid() {
+		gateway = p.nextHop(n, gateway)
+	}
 	if !gateway.IsValid() {
 		return
 	}
@@ -213,7 +216,12 @@ func (p *planner) via(n *Node, dst netip.Prefix) {
 		return
 	}
 	if p.encapsulates(local, gateway) {
-		p.route(Route{Dst: dst, Via: gateway, Src: local.Addr(), Dev: p.tunnelDev(gateway)})
+		dev := p.tunnelDev(gateway)
+		if gateway = p.nextHop(n, gateway); !gateway.IsValid() {
+			p.reportNoInternalIP(n, dst)
+			return
+		}
+		p.route(Route{Dst: dst, Via: gateway, Src: local.Addr(), Dev: dev})
 		return
 	}
 	link, ok := p.facts.LinkOf(local.Addr())

@@ -77,6 +77,14 @@ type Link struct {
 	MAC   MAC
 }
 
+// What tells the link of KindVXLAN from others on the underlay.
+const (
+	// VXLANPort is the UDP port (RFC 7348, section 5).
+	VXLANPort = 4789
+	// VXLANID is the network identifier: unlike those that Flannel (1) and others start from.
+	VXLANID = 0x4b494c
+)
+
 // MAC is an Ethernet address.
 type MAC [6]byte
 
@@ -168,8 +176,10 @@ type Firewall struct {
 	MasqueradeTo []netip.Prefix
 	// Known destinations keep the packet's source.
 	Known []netip.Prefix
-	// TunnelFrom are the only sources from which tunnel packets (IP protocol 4
-	// over IPv4; 4 and 41 over IPv6) are let in, if there is a tunnel link of
+	// TunnelPort is the UDP port of tunnel packets, 0 for those that are IP in IP.
+	TunnelPort uint16
+	// TunnelFrom are the only sources from which tunnel packets (to TunnelPort;
+	// else IP protocol 4 over IPv4, 4 and 41 over IPv6) are let in, if there is a tunnel link of
 	// that family: of each family alone, no source means no check.
 	TunnelFrom []netip.Prefix
 }

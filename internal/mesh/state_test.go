@@ -212,6 +212,79 @@ func TestDualStackStateHasBothFamilies(t *testing.T) {
 	}
 }
 
+func TestVXLANCarriesBothFamiliesBetweenIPv4Addresses(t *testing.T) {
+	cfg := testConfig()
+	cfg.WireGuardCIDRs, cfg.Tunnel, cfg.VXLANDev = prefixes("10.4.0.0/16", "fd00:4::/64"), KindVXLAN, "kilo-vxlan"
+	nodes, _ := matrixMesh()
+	for i, six := range []string{"fd01::1/64", "fd02::1/64", "fd02::2/64", "fd03::9/64"} {
+		nodes[i].InternalIPs = append(nodes[i].InternalIPs, pfx(six))
+		nodes[i].PodCIDRs = append(nodes[i].PodCIDRs, netip.PrefixFrom(netip.MustParseAddr(fmt.Sprintf("fd10:%d::", i+1)), 64))
+	}
+	topology, _ := computed(t, cfg, nodes, nil)
+	c := stateOf(t, topology, "c", oneLink("192.168.1.2/24", "fd02::2/64"))
+	mac := macOf(addr("192.168.1.1"))
+	got := c.String()
+	hop6 := fmt.Sprintf("fe80::%x:%xff:fe%02x:%x", uint16(mac[0]^2)<<8|uint16(mac[1]), mac[2], mac[3], uint16(mac[4])<<8|uint16(mac[5]))
+	for _, want := range []string{
+		fmt.Sprintf("link kilo-vxlan type vxlan id 4933964 local 192.168.1.2 dstport 4789 nolearning address %s mtu 1450 up", macOf(addr("192.168.1.2"))),
+		"route 10.2.2.0/24 via 192.168.1.1 dev kilo-vxlan src 192.168.1.2 onlink",
+		fmt.Sprintf("route fd10:2::/64 via %s dev kilo-vxlan src fd02::2", hop6),
+		fmt.Sprintf("neigh 192.168.1.1 lladdr %s dev kilo-vxlan dst 192.168.1.1", mac),
+		fmt.Sprintf("neigh %s lladdr %s dev kilo-vxlan dst 192.168.1.1", hop6, mac),
+		"firewall tunnel from 192.168.1.1/32,192.168.1.2/32,192.168.2.9/32",
+	} {
+		if !strings.Contains(got, want+"\n") {
+			t.Errorf("State of c lacks %q:\n%s", want, got)
+		}
+	}
+	if mac[0]&3 != 2 {
+		t.Errorf("MAC %s is not a local unicast address", mac)
+	}
+}
+
+func TestCrossGivesEveryNodeTunnelsToOtherLocationsOnly(t *testing.T) {
+	cfg := testConfig()
+	cfg.Granularity, cfg.Encapsulation = GranularityCross, EncapsulateNever
+	nodes, _ := matrixMesh()
+	topology, problems := computed(t, cfg, nodes, nil)
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	got := stateOf(t, topology, "c", oneLink("192.168.1.2/24")).String()
+	want := `link kilo0 type wireguard mtu 1420 up
+addr 10.4.0.3/16 dev kilo0
+route 10.2.1.0/24 via 10.4.0.1 dev kilo0 src 192.168.1.2 onlink
+route 10.2.2.0/24 via 192.168.1.1 dev eth0 onlink
+route 10.2.5.0/24 via 192.168.2.9 dev eth0 onlink
+route 10.4.0.2/32 via 192.168.1.1 dev eth0 onlink
+route 10.4.0.4/32 via 192.168.2.9 dev eth0 onlink
+route 192.168.0.1/32 via 10.4.0.1 dev kilo0 src 192.168.1.2 onlink
+route 192.168.178.0/24 via 10.4.0.1 dev kilo0 src 192.168.1.2 onlink
+wg listen-port 51820
+wg peer AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE= # node/a endpoint 203.0.113.1:51820 allowed-ips 10.2.1.0/24,10.4.0.1/32,192.168.0.1/32,192.168.178.0/24
+firewall masquerade from 10.2.3.0/24
+firewall known 10.2.1.0/24,10.2.2.0/24,10.2.3.0/24,10.2.5.0/24,10.4.0.1/32,10.4.0.2/32,10.4.0.3/32,10.4.0.4/32,192.168.0.1/32,192.168.1.1/32,192.168.1.2/32,192.168.2.9/32
+`
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("State of c (-want +got):\n%s", diff)
+	}
+}
+
+func TestPrefixAroundAnEndpointIsCut(t *testing.T) {
+	nodes, _ := matrixMesh()
+	nodes[0].AllowedLocationIPs = prefixes("203.0.113.0/29")
+	topology, _ := computed(t, testConfig(), nodes, nil)
+	var got []string
+	for _, r := range stateOf(t, topology, "b", oneLink("192.168.1.1/24")).Routes {
+		if r.Dst.Addr().Is4() && pfx("203.0.113.0/24").Contains(r.Dst.Addr()) {
+			got = append(got, r.Dst.String())
+		}
+	}
+	if want := []string{"203.0.113.0/32", "203.0.113.2/31", "203.0.113.4/30"}; !slices.Equal(got, want) {
+		t.Errorf("routes to %q, want %q: all but the endpoint 203.0.113.1", got, want)
+	}
+}
+
 func TestStateNeverMixesFamilies(t *testing.T) {
 	cfg := testConfig()
 	cfg.WireGuardCIDRs = prefixes("10.4.0.0/16", "fd00:4::/64")

@@ -27,6 +27,9 @@ func (s State) String() string {
 	for _, r := range s.Rules {
 		fmt.Fprintln(&b, r)
 	}
+	for _, n := range s.Neighs {
+		fmt.Fprintln(&b, n)
+	}
 	b.WriteString(s.Device.String())
 	for _, set := range []struct {
 		name string
@@ -50,7 +53,21 @@ func (l Link) String() string {
 	if l.Up {
 		state = "up"
 	}
-	return fmt.Sprintf("link %s type %s mtu %d %s", l.Name, l.Kind, l.MTU, state)
+	kind := string(l.Kind)
+	if l.Kind == KindVXLAN {
+		kind = fmt.Sprintf("%s id %d local %s dstport %d nolearning address %s", l.Kind, VXLANID, l.Local, VXLANPort, l.MAC)
+	}
+	return fmt.Sprintf("link %s type %s mtu %d %s", l.Name, kind, l.MTU, state)
+}
+
+// String returns n as ip-neighbour(8) and bridge(8) would be told.
+func (n Neigh) String() string {
+	return fmt.Sprintf("neigh %s lladdr %s dev %s dst %s", n.IP, n.MAC, n.Dev, n.Remote)
+}
+
+// String returns the usual form of m, six bytes with colons between them.
+func (m MAC) String() string {
+	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
 }
 
 // String returns a as ip-address(8) would be told.
