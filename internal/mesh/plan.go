@@ -348,10 +348,10 @@ func (p *planner) device(key SecretKey) {
 
 // comesToUs reports whether a leader is behind NAT and can be expected to
 // open its way to us: then its address, which means something else here, is no
-// endpoint, and packets to that address may go through the tunnel. If we are
-// behind NAT too, trying the address is the only hope.
+// endpoint, and packets to that address may go through the tunnel. If we have
+// no public endpoint that it could come to, trying the address is the only hope.
 func (p *planner) comesToUs(lead *Node, endpoint netip.AddrPort) bool {
-	return lead.PersistentKeepalive != 0 && p.self.PersistentKeepalive == 0 && endpoint.IsValid() && !IsPublic(endpoint.Addr())
+	return lead.PersistentKeepalive != 0 && hasPublicEndpoint(*p.self) && endpoint.IsValid() && !IsPublic(endpoint.Addr())
 }
 
 // firewall plans what keeps its source and what does not: what leaves our pods

@@ -325,6 +325,7 @@ func TestNoEndpointIsRoutedThroughTheTunnelThatCarriesIt(t *testing.T) {
 func TestInternalIPOfALeaderBehindNATIsRoutedThroughTheMesh(t *testing.T) {
 	nodes, _ := matrixMesh()
 	nodes[0].Endpoint, nodes[0].PersistentKeepalive = at("192.168.0.1"), 25
+	nodes[1].PersistentKeepalive = 25 // of its own, which says nothing about others
 	topology, _ := computed(t, testConfig(), nodes, nil)
 	got := stateOf(t, topology, "b", oneLink("192.168.1.1/24")).String()
 	if !strings.Contains(got, "route 192.168.0.1/32 via 10.4.0.1 dev kilo0") || strings.Contains(got, "endpoint 192.168.0.1") {
@@ -335,7 +336,7 @@ func TestInternalIPOfALeaderBehindNATIsRoutedThroughTheMesh(t *testing.T) {
 func TestNATedLeadersTryEachOther(t *testing.T) {
 	nodes, _ := matrixMesh()
 	nodes[0].Endpoint, nodes[0].PersistentKeepalive = at("192.168.0.1"), 25
-	nodes[1].PersistentKeepalive = 25
+	nodes[1].Endpoint, nodes[1].PersistentKeepalive = at("192.168.1.1"), 25
 	topology, _ := computed(t, testConfig(), nodes, nil)
 	if got := stateOf(t, topology, "b", oneLink("192.168.1.1/24")).String(); !strings.Contains(got, "endpoint 192.168.0.1:51820") {
 		t.Errorf("want the private endpoint to be tried:\n%s", got)
