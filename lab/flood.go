@@ -115,6 +115,13 @@ func (f *Flood) gap(now time.Time) {
 	f.last = now
 }
 
+// Answered returns how many requests have got a reply so far.
+func (f *Flood) Answered() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.answered)
+}
+
 func (f *Flood) complete() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -349,18 +350,19 @@ func TestBadCNIFileIsAProblemThatStopsNothing(t *testing.T) {
 func TestUnresolvableNameDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dns := mesh.Endpoint{DNS: "b.example", Port: 51820}
-		var answer []netip.Addr // guarded by the bubble: read by the resolver, written while it sleeps
+		one, two := netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("198.51.100.8")
+		var answer atomic.Pointer[[]netip.Addr]
 		f := start(t, func(f *fixture) {
 			f.cluster.snapshot.Peers = []mesh.Peer{
 				{Name: "named", Key: mesh.PublicKey{4}, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.5.0.1/32")}, Endpoint: dns},
 				{Name: "other", Key: mesh.PublicKey{5}, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.5.0.2/32")}},
 			}
 			f.names.lookup = func(ctx context.Context, _ string) ([]netip.Addr, error) {
-				if answer == nil {
-					<-ctx.Done()
-					return nil, ctx.Err()
+				if a := answer.Load(); a != nil {
+					return *a, nil
 				}
-				return answer, nil
+				<-ctx.Done()
+				return nil, ctx.Err()
 			}
 		})
 		f.sync()
@@ -368,19 +370,20 @@ func TestUnresolvableNameDelaysNobody(t *testing.T) {
 		if n := len(f.kernel.state.Device.Peers); n != 3 {
 			t.Errorf("%d peers in the device, want node b and both peers", n)
 		}
-		answer = []netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("198.51.100.8")}
+		answer.Store(&[]netip.Addr{one, two})
 		time.Sleep(2 * lookupTimeout)
 		time.Sleep(retryInterval)
 		synctest.Wait()
 		if got := f.kernel.state.Device.Peers[mesh.PublicKey{4}].Endpoint.String(); got != "198.51.100.7:51820" {
 			t.Errorf("endpoint = %s, want the resolved address", got)
 		}
-		slices.Reverse(answer) // a name with several addresses does not make the endpoint jump
+		answer.Store(&[]netip.Addr{two, one}) // a name with several addresses does not make the endpoint jump
 		time.Sleep(2 * refreshInterval)
+		synctest.Wait()
 		if got := f.kernel.state.Device.Peers[mesh.PublicKey{4}].Endpoint.String(); got != "198.51.100.7:51820" {
 			t.Errorf("endpoint = %s after the answer's order changed", got)
 		}
-		answer = answer[:1]
+		answer.Store(&[]netip.Addr{two})
 		time.Sleep(2 * refreshInterval)
 		synctest.Wait()
 		if got := f.kernel.state.Device.Peers[mesh.PublicKey{4}].Endpoint.String(); got != "198.51.100.8:51820" {

@@ -53,6 +53,8 @@ func TestBadInput(t *testing.T) {
 		for _, h := range l.Hosts() {
 			wantCleared(t, h, "node/c2", "force-endpoint")
 		}
+		// A keepalive of a public node must not change how it reaches those behind NAT.
+		annotate(t, l, "a1", "kilo.squat.ai/persistent-keepalive", "25")
 		if err := os.Remove(cni); err != nil {
 			t.Fatal(err)
 		}

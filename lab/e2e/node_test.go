@@ -95,7 +95,7 @@ func TestNodeIsDeleted(t *testing.T) {
 			return hasRoutes(h, gone, false)
 		})
 	}
-	time.Sleep(time.Second) // the traffic without the node is what is tested
+	flood.goOn(t) // the traffic without the node is what is tested
 	flood.stop(t)
 	if err := gone.Remove(); err != nil {
 		t.Fatal(err)
@@ -114,11 +114,11 @@ func TestAgentRestarts(t *testing.T) {
 			if err := leader.StopAgent(sig); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(500 * time.Millisecond) // the traffic without an agent is what is tested
+			flood.goOn(t) // the traffic without an agent is what is tested
 			if err := leader.RestartAgent(t.Context(), sig); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(500 * time.Millisecond) // as is that after the first pass
+			flood.goOn(t) // as is that after the first pass
 			flood.stop(t)
 		})
 	}
@@ -137,7 +137,7 @@ func startFloods(t *testing.T, l *lab.Lab, pairs ...[2]string) *floods {
 	for _, p := range pairs {
 		from, to := l.Host(p[0]).Pods()[0], l.Host(p[1]).Pods()[0]
 		for _, a := range to.Addrs() {
-			flood, err := lab.StartFlood(t.Context(), from, a, 10*time.Millisecond)
+			flood, err := lab.StartFlood(t.Context(), from, a, 5*time.Millisecond)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -146,6 +146,20 @@ func startFloods(t *testing.T, l *lab.Lab, pairs ...[2]string) *floods {
 		}
 	}
 	return f
+}
+
+// goOn waits for a hundred further replies to each flood, so that losses show.
+func (f *floods) goOn(t *testing.T) {
+	t.Helper()
+	for i, flood := range f.all {
+		enough := flood.Answered() + 100
+		waitFor(t, "replies to "+f.names[i], 20*time.Second, func(context.Context) error {
+			if n := flood.Answered(); n < enough {
+				return fmt.Errorf("%d of %d", n, enough)
+			}
+			return nil
+		})
+	}
 }
 
 // stop fails the test if anything was lost.
