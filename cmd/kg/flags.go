@@ -21,11 +21,11 @@ import (
 
 // agentFlags are the flags of kg as given; parse checks them.
 type agentFlags struct {
-	backend, cniPath, encapsulate, hostname, iface, kubeconfig, listen, master, granularity, mtu, topologyLabel, tunnel, wireguard string
-	subnets, serviceCIDRs, internalCIDRs                                                                                           []string
-	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate                                                      bool
-	port                                                                                                                           int
-	resyncPeriod                                                                                                                   time.Duration
+	backend, cniPath, compatibility, encapsulate, hostname, iface, kubeconfig, listen, master, granularity, mtu, topologyLabel, tunnel, wireguard string
+	subnets, serviceCIDRs, internalCIDRs                                                                                                          []string
+	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate                                                                     bool
+	port                                                                                                                                          int
+	resyncPeriod                                                                                                                                  time.Duration
 	// given reports whether a flag is on the command line.
 	given func(name string) bool
 }
@@ -38,6 +38,7 @@ func (f *agentFlags) register(fs *pflag.FlagSet) {
 	fs.BoolVar(&f.createInterface, "create-interface", true, "create the WireGuard link if it does not exist")
 	fs.BoolVar(&f.cni, "cni", true, "be the pod network: manage the CNI configuration and masquerade what leaves it")
 	fs.StringVar(&f.cniPath, "cni-path", "/etc/cni/net.d/10-kilo.conflist", "the CNI configuration `file`")
+	fs.StringVar(&f.compatibility, "compatibility", "", "pod `network` that Kilo is added to: none, flannel or cilium")
 	fs.StringVar(&f.encapsulate, "encapsulate", "always", "which packets inside a location go through a tunnel: never, crosssubnet or always (with --mesh-granularity=cross: never)")
 	fs.StringVar(&f.hostname, "hostname", "", "`name` of this host's Node (default: the host name)")
 	fs.StringVar(&f.iface, "interface", "kilo0", "`name` of the WireGuard link")
@@ -82,6 +83,9 @@ func (f *agentFlags) parse() (settings, error) {
 		if s.agent.NodeName, err = os.Hostname(); err != nil {
 			return s, fmt.Errorf("host name: %w; want --hostname", err)
 		}
+	}
+	if m.AddOn, err = mesh.ParseAddOn(f.compatibility); err != nil {
+		return s, fmt.Errorf("--compatibility: %w", err)
 	}
 	if m.Encapsulation, err = mesh.ParseEncapsulation(f.encapsulate); err != nil {
 		return s, fmt.Errorf("--encapsulate: %w", err)

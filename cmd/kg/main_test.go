@@ -44,26 +44,39 @@ func parse(t *testing.T, args ...string) (settings, error) {
 }
 
 func TestBadFlagsNameFlagValueAndWhatIsAccepted(t *testing.T) {
-	for arg, want := range map[string]string{
-		"--backend=etcd":                   `--backend "etcd": want kubernetes`,
-		"--encapsulate=sometimes":          `--encapsulate: encapsulation "sometimes": want one of never, crosssubnet, always`,
-		"--mesh-granularity=hub":           `--mesh-granularity: granularity "hub": want one of location, full, cross`,
-		"--tunnel=gre":                     `--tunnel: tunnel "gre": want one of ipip, vxlan`,
-		"--port=0":                         "--port 0: want a port of 1 to 65535",
-		"--port=65536":                     "--port 65536: want a port of 1 to 65535",
-		"--mtu=big":                        `--mtu "big": want auto or a number`,
-		"--mtu=1279":                       `--mtu "1279"`,
-		"--subnet=10.4.0.0":                `--subnet "10.4.0.0": want an IPv4 or IPv6 CIDR`,
-		"--subnet=10.4.0.0/16,10.5.0.0/16": "want one CIDR, or one for each address family",
-		"--subnet=10.4.0.0/16,fd00::/64,10.5.0.0/16": "want one CIDR, or one for each address family",
-		"--service-cidr=10.43.0.0/33":                `--service-cidr "10.43.0.0/33"`,
-		"--internal-cidr=x":                          `--internal-cidr "x"`,
-		"--wireguard=boringtun":                      `--wireguard: wireguard mode "boringtun": want one of auto, kernel, userspace`,
-		"--resync-period=0s":                         "--resync-period 0s: want more than 0",
-		"--kubeconfig=/does/not/exist":               `--kubeconfig "/does/not/exist"`,
+	for _, tt := range []struct{ arg, want string }{
+		{"--backend=etcd", `--backend "etcd": want kubernetes`},
+		{"--encapsulate=sometimes", `--encapsulate: encapsulation "sometimes": want one of never, crosssubnet, always`},
+		{"--mesh-granularity=hub", `--mesh-granularity: granularity "hub": want one of location, full, cross`},
+		{"--tunnel=gre", `--tunnel: tunnel "gre": want one of ipip, vxlan`},
+		{"--compatibility=calico", `--compatibility: add-on mode "calico": want one of none, flannel, cilium`},
+		{"--compatibility=flannel", "want --cni=false"},
+		{"--port=0", "--port 0: want a port of 1 to 65535"},
+		{"--port=65536", "--port 65536: want a port of 1 to 65535"},
+		{"--mtu=big", `--mtu "big": want auto or a number`},
+		{"--mtu=1279", `--mtu "1279"`},
+		{"--subnet=10.4.0.0", `--subnet "10.4.0.0": want an IPv4 or IPv6 CIDR`},
+		{"--subnet=10.4.0.0/16,10.5.0.0/16", "want one CIDR, or one for each address family"},
+		{"--subnet=10.4.0.0/16,fd00::/64,10.5.0.0/16", "want one CIDR, or one for each address family"},
+		{"--service-cidr=10.43.0.0/33", `--service-cidr "10.43.0.0/33"`},
+		{"--internal-cidr=x", `--internal-cidr "x"`},
+		{"--wireguard=boringtun", `--wireguard: wireguard mode "boringtun": want one of auto, kernel, userspace`},
+		{"--resync-period=0s", "--resync-period 0s: want more than 0"},
+		{"--kubeconfig=/does/not/exist", `--kubeconfig "/does/not/exist"`},
 	} {
-		if _, err := parse(t, arg); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("kg %s: error %v, want one with %q", arg, err, want)
+		if _, err := parse(t, tt.arg); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("kg %s: error %v, want one with %q", tt.arg, err, tt.want)
+		}
+	}
+}
+
+func TestAddOnModesRefuseWhatCannotWork(t *testing.T) {
+	if s, err := parse(t, "--compatibility=flannel", "--cni=false", "--local=false"); err != nil || s.agent.Mesh.AddOn != mesh.AddOnFlannel {
+		t.Errorf("add-on mode %q, error %v", s.agent.Mesh.AddOn, err)
+	}
+	for arg, want := range map[string]string{"--encapsulate=never": "want encapsulation crosssubnet or always", "--tunnel=vxlan": "want tunnel ipip"} {
+		if _, err := parse(t, "--compatibility=flannel", "--cni=false", arg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("with %s: error %v, want one with %q", arg, err, want)
 		}
 	}
 }

@@ -27,13 +27,10 @@ func ofFamilyOnly(s mesh.State, v6 bool) mesh.State {
 	s.Addrs = slices.DeleteFunc(slices.Clone(s.Addrs), func(a mesh.Addr) bool { return keep(a.Prefix) })
 	s.Routes = slices.DeleteFunc(slices.Clone(s.Routes), func(r mesh.Route) bool { return keep(r.Dst) })
 	s.Rules = slices.DeleteFunc(slices.Clone(s.Rules), func(r mesh.Rule) bool { return keep(r.To) })
-	allowed := map[netip.Prefix]mesh.PublicKey{}
-	for p, k := range s.Device.AllowedIPs {
-		if !keep(p) {
-			allowed[p] = k
-		}
+	for k, peer := range s.Device.Peers {
+		peer.AllowedIPs = slices.DeleteFunc(slices.Clone(peer.AllowedIPs), keep)
+		s.Device.Peers[k] = peer
 	}
-	s.Device.AllowedIPs = allowed
 	s.Forward4, s.Forward6 = !v6, v6
 	return s
 }
@@ -68,9 +65,10 @@ func TestApplyShrinks(t *testing.T) {
 	s := fullState()
 	s.Routes, s.Rules, s.Addrs = s.Routes[:2], s.Rules[:1], s.Addrs[:1]
 	delete(s.Device.Peers, public(3))
-	delete(s.Device.AllowedIPs, pfx("10.5.0.1/32"))
-	s.Device.AllowedIPs[pfx("fd00:5::1/128")] = public(2) // moves to the peer that stays
-	delete(s.Device.AllowedIPs, pfx("10.4.0.2/32"))
+	stays := s.Device.Peers[public(2)]
+	stays.AllowedIPs = slices.DeleteFunc(stays.AllowedIPs, func(p netip.Prefix) bool { return p == pfx("10.4.0.2/32") })
+	s.Device.Peers[public(2)] = stays
+	give(s.Device, pfx("fd00:5::1/128"), public(2)) // moves to the peer that stays
 	h := newHost(t)
 	mustApply(t, h, s)
 	checkState(t, h, s)
@@ -333,7 +331,7 @@ func TestLeaderStepsDownAndUp(t *testing.T) {
 	mustApply(t, h, fullState())
 	s := fullState()
 	s.Links[0].Up = false
-	s.Addrs, s.Device.Peers, s.Device.AllowedIPs = nil, nil, nil
+	s.Addrs, s.Device.Peers = nil, nil
 	s.Routes = []mesh.Route{{Dst: pfx("10.2.1.0/24"), Via: ip("192.168.1.2"), Dev: "eth0", Table: mesh.TableMain, OnLink: true}}
 	gap := watchRoutes(t, pfx("10.2.1.0/24"))
 	mustApply(t, h, s)

@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -37,8 +38,12 @@ func (h *Host) Facts(ctx context.Context) (mesh.Facts, error) {
 		return mesh.Facts{}, fmt.Errorf("ip addr list: %w", err)
 	}
 	var f mesh.Facts
+	_, f.CiliumTunnel = p.links[mesh.CiliumTunnelDev]
 	for _, a := range addrs {
 		l, ok := p.links[p.names[a.LinkIndex]]
+		if ok && l.Attrs().Name == mesh.CiliumDev {
+			f.CiliumIPs = appendOfNewFamily(f.CiliumIPs, addrOf(a.IP))
+		}
 		if !ok || !p.isOthers(l) {
 			continue
 		}
@@ -62,7 +67,19 @@ func (h *Host) Facts(ctx context.Context) (mesh.Facts, error) {
 // isOthers reports whether the link says something about the host, and not about Kilo or its pods.
 func (p *pass) isOthers(l netlink.Link) bool {
 	a := l.Attrs()
-	return a.Flags&net.FlagLoopback == 0 && !p.isOwn(l) && a.Name != p.h.cfg.TunnelDev && a.Name != p.h.cfg.CNIBridge
+	switch a.Name {
+	case p.h.cfg.TunnelDev, p.h.cfg.CNIBridge, mesh.FlannelDev4, mesh.FlannelDev6, mesh.CiliumDev, mesh.CiliumTunnelDev:
+		return false
+	}
+	return a.Flags&net.FlagLoopback == 0 && !p.isOwn(l)
+}
+
+// appendOfNewFamily appends an address that others can use, unless there is one of its family.
+func appendOfNewFamily(ips []netip.Addr, ip netip.Addr) []netip.Addr {
+	if !ip.IsGlobalUnicast() || slices.ContainsFunc(ips, func(o netip.Addr) bool { return o.Is4() == ip.Is4() }) {
+		return ips
+	}
+	return append(ips, ip)
 }
 
 func factOf(a netlink.Addr, l netlink.Link) (mesh.LinkAddr, bool) {

@@ -5,6 +5,7 @@
 package host
 
 import (
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -23,7 +24,7 @@ func TestFacts(t *testing.T) {
 	check := func(want mesh.Facts) {
 		t.Helper()
 		got := nettest.Must(h.Facts(t.Context()))(t)
-		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmp.Comparer(func(a, b mesh.LinkAddr) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmp.Comparer(func(a, b mesh.LinkAddr) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)
 		}
 	}
@@ -34,9 +35,11 @@ func TestFacts(t *testing.T) {
 	nettest.Dummy(t, "kilo0", "10.4.0.1/16")
 	nettest.Dummy(t, "tun9", "10.2.1.0/32")
 	nettest.Dummy(t, "kube-bridge", "10.2.1.1/24", "fd00:2:1::1/64")
+	nettest.Dummy(t, mesh.CiliumDev, "10.244.0.7/32", "10.244.0.8/32", "fd00:244::7/128")
+	nettest.Dummy(t, mesh.FlannelDev4, "10.2.1.0/32")
 	nettest.Up(t, "lo", "203.0.113.10/32")
 	must(t, netlink.LinkSetMTU(nettest.Must(netlink.LinkByName("eth1"))(t), 9000))
-	want := mesh.Facts{Addrs: []mesh.LinkAddr{
+	want := mesh.Facts{CiliumIPs: []netip.Addr{ip("10.244.0.7"), ip("fd00:244::7")}, Addrs: []mesh.LinkAddr{
 		{Dev: "eth0", Prefix: pfx("192.168.1.1/24"), MTU: 1500},
 		{Dev: "eth1", Prefix: pfx("203.0.113.9/32"), MTU: 9000},
 		{Dev: "eth0", Prefix: pfx("fd01::1/64"), MTU: 1500},

@@ -129,17 +129,16 @@ func fullState() mesh.State {
 			{To: pfx("192.168.2.9/32"), IIf: "kilo0", Table: mesh.TableTunnel},
 			{From: pfx("fd00:2:2::/64"), To: pfx("fd02::9/128"), Table: mesh.TableTunnel},
 		},
-		Device: mesh.Device{
+		Device: owning(mesh.Device{
 			PrivateKey: secret(1), ListenPort: 51820,
 			Peers: map[mesh.PublicKey]mesh.DevicePeer{
 				a: {Name: "node/a", Endpoint: netip.MustParseAddrPort("192.0.2.1:51820"), PersistentKeepalive: 25},
 				b: {Name: "peer/b", Endpoint: netip.MustParseAddrPort("[2001:db8::2]:51820"), PresharedKey: secret(9)},
 			},
-			AllowedIPs: map[netip.Prefix]mesh.PublicKey{
-				pfx("10.2.1.0/24"): a, pfx("10.4.0.2/32"): a, pfx("fd00:2:1::/64"): a,
-				pfx("10.5.0.1/32"): b, pfx("fd00:5::1/128"): b,
-			},
-		},
+		}, map[netip.Prefix]mesh.PublicKey{
+			pfx("10.2.1.0/24"): a, pfx("10.4.0.2/32"): a, pfx("fd00:2:1::/64"): a,
+			pfx("10.5.0.1/32"): b, pfx("fd00:5::1/128"): b,
+		}),
 		Firewall: mesh.Firewall{
 			MasqueradeFrom: []netip.Prefix{pfx("10.2.2.0/24"), pfx("fd00:2:2::/64")},
 			MasqueradeTo:   []netip.Prefix{pfx("192.168.178.0/24")},
@@ -257,13 +256,12 @@ func addGarbage(t *testing.T) {
 	h := newHost(t)
 	garbage := mesh.State{
 		Links: []mesh.Link{{Name: kilo.Attrs().Name, Kind: mesh.KindWireGuard, MTU: 1300, Up: true}},
-		Device: mesh.Device{
+		Device: owning(mesh.Device{
 			PrivateKey: secret(7), ListenPort: 4242,
 			Peers: map[mesh.PublicKey]mesh.DevicePeer{public(8): {Name: "old"}, public(2): {Name: "node/a", PersistentKeepalive: 5, PresharedKey: secret(4)}},
-			AllowedIPs: map[netip.Prefix]mesh.PublicKey{
-				pfx("10.2.1.0/24"): public(8), pfx("10.66.0.0/16"): public(2), pfx("10.4.0.2/32"): public(2), pfx("fd00:5::1/128"): public(2),
-			},
-		},
+		}, map[netip.Prefix]mesh.PublicKey{
+			pfx("10.2.1.0/24"): public(8), pfx("10.66.0.0/16"): public(2), pfx("10.4.0.2/32"): public(2), pfx("fd00:5::1/128"): public(2),
+		}),
 	}
 	p := &pass{h: h, ctx: t.Context(), want: garbage}
 	must(t, p.observeLinks())
@@ -326,10 +324,26 @@ func deviceOf(d mesh.Device) device {
 	for k, p := range d.Peers {
 		out.peers[k] = devicePeer{endpoint: p.Endpoint, presharedKey: p.PresharedKey, keepalive: p.PersistentKeepalive, allowedIPs: map[netip.Prefix]bool{}}
 	}
-	for p, k := range d.AllowedIPs {
+	owners, _ := ownersOf(d)
+	for p, k := range owners {
 		out.peers[k].allowedIPs[p] = true
 	}
 	return out
+}
+
+// give adds a prefix to a peer of the device.
+func give(d mesh.Device, p netip.Prefix, k mesh.PublicKey) {
+	peer := d.Peers[k]
+	peer.AllowedIPs = append(peer.AllowedIPs, p)
+	d.Peers[k] = peer
+}
+
+// owning adds prefixes to peers of the device.
+func owning(d mesh.Device, owners map[netip.Prefix]mesh.PublicKey) mesh.Device {
+	for p, k := range owners {
+		give(d, p, k)
+	}
+	return d
 }
 
 // deviceText prints a device with its secrets told apart, but not shown.

@@ -17,7 +17,7 @@ import (
 // bigState is a leader in a mesh of n locations of one node each.
 func bigState(n int) mesh.State {
 	s := fullState()
-	s.Device.Peers, s.Device.AllowedIPs = map[mesh.PublicKey]mesh.DevicePeer{}, map[netip.Prefix]mesh.PublicKey{}
+	s.Device.Peers = map[mesh.PublicKey]mesh.DevicePeer{}
 	s.Routes, s.Firewall.Known = nil, nil
 	for i := range n {
 		a, b := byte(i>>8), byte(i)
@@ -28,7 +28,7 @@ func bigState(n int) mesh.State {
 			netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 128 + a, b, 0}), 24),
 			netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 16 + a, b, 1}), 32),
 		} {
-			s.Device.AllowedIPs[p] = key
+			give(s.Device, p, key)
 			s.Firewall.Known = append(s.Firewall.Known, p)
 			s.Routes = append(s.Routes, mesh.Route{Dst: p, Via: wg, Dev: "kilo0", Src: ip("192.168.1.1"), Table: mesh.TableMain, OnLink: true})
 		}

@@ -76,7 +76,7 @@ func diffDevice(want mesh.Device, have device, last map[mesh.PublicKey]netip.Add
 	if want.ListenPort != 0 && want.ListenPort != have.listenPort {
 		plan.listenPort = &want.ListenPort
 	}
-	prefixes, errs := prefixesByPeer(want)
+	owners, errs := ownersOf(want)
 	plan.errs = errs
 	self, _ := want.PrivateKey.Public()
 	for _, key := range slices.SortedFunc(maps.Keys(want.Peers), mesh.PublicKey.Compare) {
@@ -89,12 +89,19 @@ func diffDevice(want mesh.Device, have device, last map[mesh.PublicKey]netip.Add
 		if w.Endpoint.IsValid() {
 			plan.endpoints[key] = unmap(w.Endpoint)
 		}
+		prefixes := make([]netip.Prefix, 0, len(w.AllowedIPs))
+		for _, p := range w.AllowedIPs {
+			if owners[p] == key {
+				prefixes = append(prefixes, p)
+			}
+		}
+		slices.SortFunc(prefixes, netip.Prefix.Compare)
 		h, ok := have.peers[key]
-		if c, changed := growPeer(key, w, prefixes[key], h, ok, last, now); changed {
+		if c, changed := growPeer(key, w, prefixes, h, ok, last, now); changed {
 			plan.grow = append(plan.grow, c)
 		}
-		if lost := stray(h.allowedIPs, want.AllowedIPs); lost {
-			plan.shrink = append(plan.shrink, peerChange{key: key, name: w.Name, op: OpReplace, allowedIPs: prefixes[key], replaceIPs: true})
+		if lost := stray(h.allowedIPs, owners); lost {
+			plan.shrink = append(plan.shrink, peerChange{key: key, name: w.Name, op: OpReplace, allowedIPs: prefixes, replaceIPs: true})
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(have.peers), mesh.PublicKey.Compare) {
@@ -106,23 +113,25 @@ func diffDevice(want mesh.Device, have device, last map[mesh.PublicKey]netip.Add
 }
 
 var (
-	errOwnKey  = errors.New("the peer has this node's own key")
-	errNoOwner = errors.New("the owner of the prefix is not among the peers")
+	errOwnKey    = errors.New("the peer has this node's own key")
+	errTwoOwners = errors.New("another peer is to have the same prefix")
 )
 
-// prefixesByPeer turns the cryptokey routing table around, in a fixed order.
-func prefixesByPeer(d mesh.Device) (map[mesh.PublicKey][]netip.Prefix, []error) {
+// ownersOf is the cryptokey routing table: of peers that are to have the same
+// prefix the first by key gets it.
+func ownersOf(d mesh.Device) (map[netip.Prefix]mesh.PublicKey, []error) {
 	var errs []error
-	out := map[mesh.PublicKey][]netip.Prefix{}
-	for _, p := range slices.SortedFunc(maps.Keys(d.AllowedIPs), netip.Prefix.Compare) {
-		owner := d.AllowedIPs[p]
-		if _, ok := d.Peers[owner]; !ok {
-			errs = append(errs, fmt.Errorf("wg set peer %s allowed-ips %s: %w", owner, p, errNoOwner))
-			continue
+	owners := make(map[netip.Prefix]mesh.PublicKey, 3*len(d.Peers))
+	for _, key := range slices.SortedFunc(maps.Keys(d.Peers), mesh.PublicKey.Compare) {
+		for _, p := range d.Peers[key].AllowedIPs {
+			if owner, ok := owners[p]; ok && owner != key {
+				errs = append(errs, fmt.Errorf("wg set peer %s allowed-ips %s: %w: %s", key, p, errTwoOwners, owner))
+				continue
+			}
+			owners[p] = key
 		}
-		out[owner] = append(out[owner], p)
 	}
-	return out, errs
+	return owners, errs
 }
 
 // growPeer compares one peer, but for prefixes that it must lose.

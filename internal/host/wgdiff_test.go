@@ -92,13 +92,13 @@ func TestDiffDevice(t *testing.T) {
 		// Allowed IPs.
 		{
 			name: "prefix added",
-			want: mesh.Device{Peers: map[mesh.PublicKey]mesh.DevicePeer{a: {}}, AllowedIPs: map[netip.Prefix]mesh.PublicKey{pfx("10.0.0.0/24"): a, pfx("fd00::/64"): a}},
+			want: owning(mesh.Device{Peers: map[mesh.PublicKey]mesh.DevicePeer{a: {}}}, map[netip.Prefix]mesh.PublicKey{pfx("10.0.0.0/24"): a, pfx("fd00::/64"): a}),
 			have: haveA(devicePeer{allowedIPs: set("10.0.0.0/24")}),
 			plan: []string{"replace peer A allowed-ips +fd00::/64"},
 		},
 		{
 			name: "prefix removed",
-			want: mesh.Device{Peers: map[mesh.PublicKey]mesh.DevicePeer{a: {}, b: {}}, AllowedIPs: map[netip.Prefix]mesh.PublicKey{pfx("10.0.0.0/24"): a, pfx("10.0.1.0/24"): b}},
+			want: owning(mesh.Device{Peers: map[mesh.PublicKey]mesh.DevicePeer{a: {}, b: {}}}, map[netip.Prefix]mesh.PublicKey{pfx("10.0.0.0/24"): a, pfx("10.0.1.0/24"): b}),
 			have: device{peers: map[mesh.PublicKey]devicePeer{a: {allowedIPs: set("10.0.0.0/24", "10.9.0.0/24")}, b: {allowedIPs: set("10.0.1.0/24")}}},
 			plan: []string{"then replace peer A allowed-ips 10.0.0.0/24"},
 		},
@@ -108,19 +108,19 @@ func TestDiffDevice(t *testing.T) {
 		},
 		{
 			name: "prefix moved, old owner is not rewritten",
-			want: mesh.Device{Peers: map[mesh.PublicKey]mesh.DevicePeer{a: {}, b: {}}, AllowedIPs: map[netip.Prefix]mesh.PublicKey{pfx("10.0.0.0/24"): a, pfx("10.0.1.0/24"): b}},
+			want: owning(mesh.Device{Peers: map[mesh.PublicKey]mesh.DevicePeer{a: {}, b: {}}}, map[netip.Prefix]mesh.PublicKey{pfx("10.0.0.0/24"): a, pfx("10.0.1.0/24"): b}),
 			have: device{peers: map[mesh.PublicKey]devicePeer{a: {allowedIPs: set("10.0.0.0/24", "10.0.1.0/24")}, b: {}}},
 			plan: []string{"replace peer B allowed-ips +10.0.1.0/24"},
 		},
 		{
 			name: "prefixes swapped",
-			want: mesh.Device{Peers: map[mesh.PublicKey]mesh.DevicePeer{a: {}, b: {}}, AllowedIPs: map[netip.Prefix]mesh.PublicKey{pfx("10.0.0.0/24"): b, pfx("10.0.1.0/24"): a}},
+			want: owning(mesh.Device{Peers: map[mesh.PublicKey]mesh.DevicePeer{a: {}, b: {}}}, map[netip.Prefix]mesh.PublicKey{pfx("10.0.0.0/24"): b, pfx("10.0.1.0/24"): a}),
 			have: device{peers: map[mesh.PublicKey]devicePeer{a: {allowedIPs: set("10.0.0.0/24")}, b: {allowedIPs: set("10.0.1.0/24")}}},
 			plan: []string{"replace peer A allowed-ips +10.0.1.0/24", "replace peer B allowed-ips +10.0.0.0/24"},
 		},
 		{
 			name: "owner removed after its prefix moved",
-			want: mesh.Device{Peers: map[mesh.PublicKey]mesh.DevicePeer{c: {}}, AllowedIPs: map[netip.Prefix]mesh.PublicKey{pfx("10.0.0.0/24"): c}},
+			want: owning(mesh.Device{Peers: map[mesh.PublicKey]mesh.DevicePeer{c: {}}}, map[netip.Prefix]mesh.PublicKey{pfx("10.0.0.0/24"): c}),
 			have: haveA(devicePeer{allowedIPs: set("10.0.0.0/24")}),
 			plan: []string{"add peer C allowed-ips +10.0.0.0/24", "then delete peer A remove"},
 		},
@@ -137,13 +137,18 @@ func TestDiffDevice(t *testing.T) {
 	}
 }
 
-func TestDiffDeviceRefusesOwnKeyAndUnknownOwner(t *testing.T) {
+func TestDiffDeviceRefusesOwnKeyAndASecondOwner(t *testing.T) {
+	first, second := public(3), public(4)
+	if first.Compare(second) > 0 {
+		first, second = second, first
+	}
+	both := []netip.Prefix{pfx("10.0.0.0/24")}
 	plan := diffDevice(mesh.Device{
-		PrivateKey: secret(2), Peers: map[mesh.PublicKey]mesh.DevicePeer{public(2): {Name: "node/self"}},
-		AllowedIPs: map[netip.Prefix]mesh.PublicKey{pfx("10.0.0.0/24"): public(3)},
+		PrivateKey: secret(2),
+		Peers:      map[mesh.PublicKey]mesh.DevicePeer{public(2): {Name: "node/self"}, first: {AllowedIPs: both}, second: {AllowedIPs: both}},
 	}, device{privateKey: secret(2)}, nil, time.Time{})
 	err := errors.Join(plan.errs...)
-	if !errors.Is(err, errOwnKey) || !errors.Is(err, errNoOwner) || len(plan.grow)+len(plan.shrink) > 0 {
+	if !errors.Is(err, errOwnKey) || !errors.Is(err, errTwoOwners) || len(plan.grow) != 2 || len(plan.grow[0].allowedIPs) != 1 || len(plan.grow[1].allowedIPs) != 0 {
 		t.Errorf("plan %v, error %v", planText(plan), err)
 	}
 }
@@ -192,7 +197,7 @@ func (d device) owned(p netip.Prefix) bool {
 func TestDiffDeviceConvergesAndLosesNoPrefix(t *testing.T) {
 	keys := []mesh.PublicKey{public(2), public(3), public(4), public(5)}
 	desired := rapid.Custom(func(t *rapid.T) mesh.Device {
-		d := mesh.Device{Peers: map[mesh.PublicKey]mesh.DevicePeer{}, AllowedIPs: map[netip.Prefix]mesh.PublicKey{}}
+		d := mesh.Device{Peers: map[mesh.PublicKey]mesh.DevicePeer{}}
 		for i, k := range keys {
 			if rapid.Bool().Draw(t, "peer") {
 				d.Peers[k] = mesh.DevicePeer{
@@ -204,7 +209,7 @@ func TestDiffDeviceConvergesAndLosesNoPrefix(t *testing.T) {
 		owners := slices.SortedFunc(maps.Keys(d.Peers), mesh.PublicKey.Compare)
 		for i := range 6 {
 			if len(owners) > 0 && rapid.Bool().Draw(t, "prefix") {
-				d.AllowedIPs[netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i)}), 16)] = rapid.SampledFrom(owners).Draw(t, "owner")
+				give(d, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i)}), 16), rapid.SampledFrom(owners).Draw(t, "owner"))
 			}
 		}
 		return d
@@ -216,7 +221,8 @@ func TestDiffDeviceConvergesAndLosesNoPrefix(t *testing.T) {
 			want := desired.Draw(t, "desired")
 			before := device{peers: maps.Clone(have.peers)}
 			kept := map[netip.Prefix]bool{}
-			for p := range want.AllowedIPs {
+			owners, _ := ownersOf(want)
+			for p := range owners {
 				kept[p] = before.owned(p)
 			}
 			plan := diffDevice(want, have, last, time.Time{})

@@ -30,11 +30,10 @@ func pairState(self, other byte) mesh.State {
 		Routes: []mesh.Route{
 			{Dst: pfx(n("10.2.%d.0/24", other)), Via: ip(n("10.4.0.%d", other)), Dev: "kilo0", Src: ip(n("10.2.%d.1", self)), Table: mesh.TableMain, OnLink: true},
 		},
-		Device: mesh.Device{
+		Device: owning(mesh.Device{
 			PrivateKey: secret(self), ListenPort: 51820,
-			Peers:      map[mesh.PublicKey]mesh.DevicePeer{key: {Name: "node/other", Endpoint: netip.MustParseAddrPort(n("192.0.2.%d:51820", other))}},
-			AllowedIPs: map[netip.Prefix]mesh.PublicKey{pfx(n("10.4.0.%d/32", other)): key, pfx(n("fd10:4::%d/128", other)): key, pfx(n("10.2.%d.0/24", other)): key},
-		},
+			Peers: map[mesh.PublicKey]mesh.DevicePeer{key: {Name: "node/other", Endpoint: netip.MustParseAddrPort(n("192.0.2.%d:51820", other))}},
+		}, map[netip.Prefix]mesh.PublicKey{pfx(n("10.4.0.%d/32", other)): key, pfx(n("fd10:4::%d/128", other)): key, pfx(n("10.2.%d.0/24", other)): key}),
 	}
 }
 
@@ -120,7 +119,9 @@ func TestRoamingPeerIsFollowed(t *testing.T) {
 		}
 		// A new configuration counts.
 		moved := pairState(1, 2)
-		moved.Device.Peers[public(2)] = mesh.DevicePeer{Name: "node/other", Endpoint: netip.MustParseAddrPort("192.0.2.22:4444")}
+		other := moved.Device.Peers[public(2)]
+		other.Endpoint = netip.MustParseAddrPort("192.0.2.22:4444")
+		moved.Device.Peers[public(2)] = other
 		if changes := mustApply(t, hosts[1], moved); len(changes) != 1 || !strings.Contains(changes[0].Text, "endpoint 192.0.2.22:4444") {
 			t.Errorf("changes %v, want the new endpoint alone", changes)
 		}
@@ -212,19 +213,19 @@ func TestManyPeersAreAFewWrites(t *testing.T) {
 	uplink(t)
 	startWireGuard(t)
 	h := newHost(t)
-	s := mesh.State{Links: fullState().Links, Device: mesh.Device{PrivateKey: secret(1), ListenPort: 51820, Peers: map[mesh.PublicKey]mesh.DevicePeer{}, AllowedIPs: map[netip.Prefix]mesh.PublicKey{}}}
+	s := mesh.State{Links: fullState().Links, Device: mesh.Device{PrivateKey: secret(1), ListenPort: 51820, Peers: map[mesh.PublicKey]mesh.DevicePeer{}}}
 	for i := range 300 {
 		key := mesh.PublicKey{1, byte(i), byte(i >> 8)}
 		s.Device.Peers[key] = mesh.DevicePeer{Name: fmt.Sprint("node/", i), PersistentKeepalive: 25}
 		for j := range 3 {
-			s.Device.AllowedIPs[netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(j), byte(i), byte(i >> 8)}), 32)] = key
+			give(s.Device, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(j), byte(i), byte(i >> 8)}), 32), key)
 		}
 	}
 	mustApply(t, h, s)
 	checkState(t, h, s)
 	mustBeQuiet(t, h, s)
 	before := h.Writes()
-	s.Device.AllowedIPs[pfx("10.9.0.0/16")] = mesh.PublicKey{1, 7, 0}
+	give(s.Device, pfx("10.9.0.0/16"), mesh.PublicKey{1, 7, 0})
 	mustApply(t, h, s)
 	if n := h.Writes() - before; n != 1 {
 		t.Errorf("%d writes for one prefix, want 1", n)

@@ -42,7 +42,12 @@ const (
 	AnnotationWireGuardIP = prefix + "wireguard-ip"
 	// AnnotationWireGuardIPv6 is the second address of a leader with both families.
 	AnnotationWireGuardIPv6 = prefix + "wireguard-ipv6"
-	// AnnotationGranularity is "location" or "full".
+	// AnnotationCNICompatibilityIP is a CIDR of one address: the node's in the
+	// network that Kilo is added to, the IPv4 one if there are both families.
+	AnnotationCNICompatibilityIP = prefix + "cni-compatibility-ip"
+	// AnnotationCNICompatibilityIPv6 is the second of a node with both families.
+	AnnotationCNICompatibilityIPv6 = prefix + "cni-compatibility-ipv6"
+	// AnnotationGranularity is "location", "full" or "cross".
 	AnnotationGranularity = prefix + "granularity"
 )
 
@@ -50,18 +55,18 @@ const (
 const (
 	annotationLastSeen            = prefix + "last-seen"
 	annotationDiscoveredEndpoints = prefix + "discovered-endpoints"
-	annotationCNICompatibilityIP  = prefix + "cni-compatibility-ip"
 )
 
 // publishedAnnotations are those that Publish is responsible for.
 func publishedAnnotations() []string {
 	return []string{
 		AnnotationKey, AnnotationEndpoint, AnnotationInternalIP, AnnotationInternalIPv6,
-		AnnotationWireGuardIP, AnnotationWireGuardIPv6, AnnotationGranularity,
+		AnnotationWireGuardIP, AnnotationWireGuardIPv6,
+		AnnotationCNICompatibilityIP, AnnotationCNICompatibilityIPv6, AnnotationGranularity,
 	}
 }
 
 // withdrawnAnnotations are those that no node without Kilo has.
 func withdrawnAnnotations() []string {
-	return append(publishedAnnotations(), annotationLastSeen, annotationDiscoveredEndpoints, annotationCNICompatibilityIP)
+	return append(publishedAnnotations(), annotationLastSeen, annotationDiscoveredEndpoints)
 }

@@ -27,7 +27,8 @@ func ParseNode(node *corev1.Node, topologyLabel string) (mesh.Node, mesh.Declare
 		PodCIDRs:            p.podCIDRs(),
 		PersistentKeepalive: p.persistentKeepalive(),
 		AllowedLocationIPs:  p.allowedLocationIPs(),
-		WireGuardIPs:        p.wireGuardIPs(),
+		WireGuardIPs:        p.addrs(AnnotationWireGuardIP, AnnotationWireGuardIPv6),
+		CNICompatibilityIPs: p.addrs(AnnotationCNICompatibilityIP, AnnotationCNICompatibilityIPv6),
 	}
 	d := mesh.Declared{
 		Node:          n,
@@ -173,9 +174,10 @@ func (p *nodeParser) forceInternalIPs() (ips []netip.Prefix, none bool) {
 	return ips, false
 }
 
-func (p *nodeParser) wireGuardIPs() []netip.Addr {
+// addrs is published without the prefix lengths.
+func (p *nodeParser) addrs(key, key6 string) []netip.Addr {
 	var ips []netip.Addr
-	for _, ip := range p.published(AnnotationWireGuardIP, AnnotationWireGuardIPv6) {
+	for _, ip := range p.published(key, key6) {
 		ips = append(ips, ip.Addr())
 	}
 	return ips

@@ -28,6 +28,9 @@ func TestPublicationRoundTrip(t *testing.T) {
 		for _, ip := range p.WireGuardIPs {
 			want.WireGuardIPs = append(want.WireGuardIPs, ip.Addr())
 		}
+		for _, ip := range p.CNICompatibilityIPs {
+			want.CNICompatibilityIPs = append(want.CNICompatibilityIPs, ip.Addr())
+		}
 		if diff := cmp.Diff(want, got, compare()); diff != "" || len(problems) > 0 {
 			rt.Fatalf("problems %v, node (-want +got):\n%s", problems, diff)
 		}
@@ -39,7 +42,7 @@ func TestPublicationRoundTrip(t *testing.T) {
 
 func drawPublication(t *rapid.T) mesh.Publication {
 	key := mesh.PublicKey(rapid.SliceOfN(rapid.Byte(), mesh.KeySize, mesh.KeySize).Draw(t, "key"))
-	p := mesh.Publication{Key: key, InternalIPs: drawPair(t, "internal"), WireGuardIPs: drawPair(t, "wireguard")}
+	p := mesh.Publication{Key: key, InternalIPs: drawPair(t, "internal"), WireGuardIPs: drawPair(t, "wireguard"), CNICompatibilityIPs: drawPair(t, "cilium")}
 	port := rapid.Uint16Min(1).Draw(t, "port")
 	switch rapid.IntRange(0, 2).Draw(t, "endpoint") {
 	case 1:

@@ -142,6 +142,9 @@ func annotationsOf(p mesh.Publication) map[string]string {
 	set(AnnotationInternalIPv6, second)
 	a[AnnotationWireGuardIP], second = pair(p.WireGuardIPs)
 	set(AnnotationWireGuardIPv6, second)
+	first, second := pair(p.CNICompatibilityIPs)
+	set(AnnotationCNICompatibilityIP, first)
+	set(AnnotationCNICompatibilityIPv6, second)
 	return a
 }
 

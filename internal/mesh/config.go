@@ -45,9 +45,10 @@ const (
 
 // The links of the networks that Kilo is added to.
 const (
-	flannelDev4     = "flannel.1"
-	flannelDev6     = "flannel-v6.1"
-	ciliumTunnelDev = "cilium_tunl"
+	FlannelDev4     = "flannel.1"
+	FlannelDev6     = "flannel-v6.1"
+	CiliumDev       = "cilium_host" // carries the host's addresses in Cilium's network
+	CiliumTunnelDev = "cilium_tunl"
 )
 
 // ParseAddOn reads an AddOn; "none" is as good as "".

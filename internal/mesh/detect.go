@@ -25,6 +25,7 @@ type DetectConfig struct {
 func Detect(d Declared, f Facts, cfg DetectConfig) (Node, []Problem) {
 	n := d.Node
 	n.InternalIPs = internalIPs(d, f, cfg)
+	n.CNICompatibilityIPs = f.CiliumIPs
 	n.ListenPort = cfg.Port
 	if d.ForceEndpoint.IsValid() {
 		n.Endpoint = d.ForceEndpoint

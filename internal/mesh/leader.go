@@ -7,7 +7,8 @@ import (
 	"slices"
 )
 
-// Leaders names the leader of each location, by Location.ID.
+// Leaders names the leader of each location, by Location.ID. A location of one
+// node is led by it and need not be named.
 type Leaders map[string]string
 
 // StaticLeaders judges by the nodes' properties alone, so every node comes to
@@ -15,29 +16,33 @@ type Leaders map[string]string
 // and public, then annotated, then public, then the others; among equals the
 // first by name.
 func StaticLeaders(g Granularity, nodes []Node) Leaders {
-	best := map[string]Node{}
-	for _, n := range nodes {
-		if n.missing() != nil {
+	if g != GranularityLocation {
+		return nil // every node is on its own
+	}
+	best := map[place]*Node{}
+	for i := range nodes {
+		n := &nodes[i]
+		p := siteOf(n)
+		if p.own || n.missing() != nil {
 			continue
 		}
-		id := locationID(g, n)
-		if b, ok := best[id]; !ok || compareCandidates(n, b) < 0 {
-			best[id] = n
+		if b, ok := best[p]; !ok || compareCandidates(n, b) < 0 {
+			best[p] = n
 		}
 	}
 	leaders := make(Leaders, len(best))
-	for id, n := range best {
-		leaders[id] = n.Name
+	for p, n := range best {
+		leaders[p.id()] = n.Name
 	}
 	return leaders
 }
 
 // compareCandidates orders the better leader first.
-func compareCandidates(a, b Node) int {
+func compareCandidates(a, b *Node) int {
 	return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Name, b.Name))
 }
 
-func rank(n Node) int {
+func rank(n *Node) int {
 	switch public := hasPublicEndpoint(n); {
 	case n.WantsLead && public:
 		return 0
@@ -52,28 +57,42 @@ func rank(n Node) int {
 
 // hasPublicEndpoint takes a DNS name as public, whatever it resolves to, so
 // that those who have resolved it and those who have not agree.
-func hasPublicEndpoint(n Node) bool {
+func hasPublicEndpoint(n *Node) bool {
 	return n.Endpoint.DNS != "" || IsPublic(n.Endpoint.IP)
 }
 
-// locationID returns the key of the location that n is in, as far as tunnels go.
-func locationID(g Granularity, n Node) string {
-	if g == GranularityLocation {
-		return siteID(n)
-	}
-	return "node:" + n.Name
+// place is the key of a location: the name of the user, or of a node that is on its own.
+type place struct {
+	own  bool
+	name string
 }
 
-// siteID returns the key of the nodes that n reaches without the mesh. A node
+// id is the Location.ID.
+func (p place) id() string {
+	if p.own {
+		return "node:" + p.name
+	}
+	return "location:" + p.name
+}
+
+// siteOf returns the place whose nodes n reaches without the mesh. A node
 // without an internal IP cannot be reached by its neighbours except through the
 // mesh, so it is on its own.
-func siteID(n Node) string {
+func siteOf(n *Node) place {
 	if len(n.InternalIPs) == 0 {
-		return "node:" + n.Name
+		return place{own: true, name: n.Name}
 	}
-	return "location:" + n.Location
+	return place{name: n.Location}
 }
 
-func sortedByName(nodes []Node) []Node {
-	return slices.SortedFunc(slices.Values(nodes), func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+func sortedByName(nodes []Node) []*Node {
+	out := make([]*Node, len(nodes))
+	for i := range nodes {
+		out[i] = &nodes[i]
+	}
+	byName := func(a, b *Node) int { return cmp.Compare(a.Name, b.Name) }
+	if !slices.IsSortedFunc(out, byName) {
+		slices.SortFunc(out, byName)
+	}
+	return out
 }

@@ -173,8 +173,10 @@ type Facts struct {
 	DefaultDev string
 	// DefaultMTU is the MTU of DefaultDev in bytes, 0 without one.
 	DefaultMTU int
-	// CiliumTunnel says that Cilium's own IPIP link is there.
+	// CiliumTunnel says that Cilium's own IPIP link is there, CiliumIPs are the
+	// host's addresses in Cilium's network, at most one for each family.
 	CiliumTunnel bool
+	CiliumIPs    []netip.Addr
 }
 
 // LinkAddr is an address that the host has.

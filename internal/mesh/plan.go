@@ -38,7 +38,7 @@ func (t *Topology) State(name string, key SecretKey, facts Facts) (State, []Prob
 	if !ok {
 		return State{}, nil, fmt.Errorf("node/%s is not part of the mesh", name)
 	}
-	p := &planner{t: t, loc: &t.Locations[i], self: &t.Locations[i].Nodes[j], leads: t.Locations[i].Leader == j, facts: facts}
+	p := &planner{t: t, loc: &t.Locations[i], self: t.Locations[i].Nodes[j], leads: t.Locations[i].Leader == j, facts: facts}
 	p.findNeighbours()
 	p.links()
 	p.device(key)
@@ -65,8 +65,10 @@ type planner struct {
 	facts Facts
 	// neighbours are the other nodes that we reach without the mesh.
 	neighbours []neighbour
-	state      State
-	problems   []Problem
+	// outerLike is of the family of outer, zero until it is asked for.
+	outerLike netip.Addr
+	state     State
+	problems  []Problem
 }
 
 // neighbour is a node of the own site, and the Location that it is in.
@@ -81,8 +83,8 @@ func (p *planner) findNeighbours() {
 		if !p.isOwnSite(l) {
 			continue
 		}
-		for j := range l.Nodes {
-			if n := &l.Nodes[j]; n != p.self {
+		for _, n := range l.Nodes {
+			if n != p.self {
 				p.neighbours = append(p.neighbours, neighbour{n, l})
 			}
 		}
@@ -90,13 +92,17 @@ func (p *planner) findNeighbours() {
 }
 
 // isOwnSite reports whether the nodes of l are reached without the mesh.
-func (p *planner) isOwnSite(l *Location) bool { return l.Site == p.loc.Site }
+func (p *planner) isOwnSite(l *Location) bool {
+	// Sites differ in their ends, and most in their lengths: the last byte settles nearly all.
+	a, b := l.Site, p.loc.Site
+	return len(a) == len(b) && a[len(a)-1] == b[len(b)-1] && a == b
+}
 
 func (p *planner) finish() State {
 	s := p.state
 	slices.SortFunc(s.Links, func(a, b Link) int { return cmp.Compare(a.Name, b.Name) })
 	s.Addrs = sortCompact(s.Addrs, Addr.compare)
-	s.Routes = sortCompact(s.Routes, Route.compare)
+	s.Routes = sortRoutes(s.Routes)
 	s.Rules = sortCompact(s.Rules, Rule.compare)
 	s.Neighs = sortCompact(s.Neighs, Neigh.compare)
 	for _, cidr := range p.self.PodCIDRs {
@@ -151,11 +157,11 @@ func (p *planner) tunnelDev(like netip.Addr) string {
 	cfg := p.t.cfg
 	switch {
 	case cfg.AddOn == AddOnFlannel && like.Is4():
-		return flannelDev4
+		return FlannelDev4
 	case cfg.AddOn == AddOnFlannel:
-		return flannelDev6
+		return FlannelDev6
 	case cfg.AddOn == AddOnCilium && like.Is4() && p.facts.CiliumTunnel:
-		return ciliumTunnelDev
+		return CiliumTunnelDev
 	case cfg.Tunnel == KindVXLAN:
 		return cfg.VXLANDev
 	case like.Is4():
@@ -179,7 +185,9 @@ func (p *planner) talksThroughTunnel(internal netip.Prefix, with func(neighbour)
 		if !with(n) {
 			continue
 		}
-		if ip, ok := n.InternalIP(internal.Addr()); ok && (p.encapsulates(internal, ip.Addr()) || p.encapsulates(ip, internal.Addr())) {
+		ip, ok := n.InternalIP(internal.Addr())
+		there, here := p.gateway(n.Node, internal.Addr()), p.gateway(p.self, internal.Addr())
+		if ok && (there.IsValid() && p.encapsulates(internal, there) || here.IsValid() && p.encapsulates(ip, here)) {
 			return true
 		}
 	}
@@ -212,9 +220,9 @@ func (p *planner) tunnel(internal netip.Prefix) {
 	link.MTU = max(link.MTU, minMTU)
 	p.state.Links = append(p.state.Links, link)
 	p.tunnelAddr(link.Name, internal.Addr())
-	p.admit(*p.self, internal.Addr())
+	p.admit(p.self, internal.Addr())
 	for _, n := range p.neighbours {
-		p.admit(*n.Node, internal.Addr())
+		p.admit(n.Node, internal.Addr())
 	}
 }
 
@@ -228,7 +236,7 @@ func (p *planner) tunnelAddr(dev string, like netip.Addr) {
 
 // admit lets tunnel packets of a node in. In Cilium's overlay they come from the
 // node's address there.
-func (p *planner) admit(n Node, like netip.Addr) {
+func (p *planner) admit(n *Node, like netip.Addr) {
 	if ip, ok := n.InternalIP(like); ok {
 		p.state.Firewall.TunnelFrom = append(p.state.Firewall.TunnelFrom, single(ip.Addr()))
 	}
@@ -248,10 +256,13 @@ func (p *planner) underlayMTU(internal netip.Addr) int {
 	return 1500
 }
 
-// vxlan plans the one vxlan link, which carries both families. Its packets
-// travel between the internal IPs of one family, IPv4 if we have one.
+// vxlan plans the one vxlan link, which carries both families of packets.
 func (p *planner) vxlan(internal netip.Prefix) {
-	outer := p.self.InternalIPs[0].Addr()
+	outer, ok := p.outer(p.self)
+	if !ok {
+		p.reportNoOuter(p.self)
+		return
+	}
 	dev := p.t.cfg.VXLANDev
 	if !slices.ContainsFunc(p.state.Links, func(l Link) bool { return l.Name == dev }) {
 		overhead := vxlanOverhead4
@@ -264,16 +275,41 @@ func (p *planner) vxlan(internal netip.Prefix) {
 	}
 	p.tunnelAddr(dev, internal.Addr())
 	p.state.Firewall.TunnelPort = VXLANPort
-	p.admit(*p.self, outer)
+	p.admit(p.self, outer)
 	for _, n := range p.neighbours {
-		remote, ok := n.InternalIP(outer)
+		remote, ok := p.outer(n.Node)
 		gateway, has := n.InternalIP(internal.Addr())
 		if !ok || !has {
 			continue
 		}
-		p.admit(*n.Node, outer)
-		p.state.Neighs = append(p.state.Neighs, Neigh{Dev: dev, IP: p.nextHop(n.Node, gateway.Addr()), MAC: macOf(remote.Addr()), Remote: remote.Addr()})
+		p.admit(n.Node, outer)
+		p.state.Neighs = append(p.state.Neighs, Neigh{Dev: dev, IP: p.nextHop(n.Node, gateway.Addr()), MAC: macOf(remote), Remote: remote})
 	}
+}
+
+// outer returns the address of a node of this site that vxlan packets travel
+// between. They do so in one family everywhere: the one that more nodes have,
+// IPv4 if as many have IPv6.
+func (p *planner) outer(n *Node) (netip.Addr, bool) {
+	if !p.outerLike.IsValid() {
+		p.outerLike = netip.IPv4Unspecified()
+		count := 0 // of those with IPv4, less those with IPv6
+		for _, m := range append([]neighbour{{Node: p.self}}, p.neighbours...) {
+			for _, ip := range m.InternalIPs {
+				count += 1 - 2*family(ip.Addr())
+			}
+		}
+		if count < 0 {
+			p.outerLike = netip.IPv6Unspecified()
+		}
+	}
+	ip, ok := n.InternalIP(p.outerLike)
+	return ip.Addr(), ok
+}
+
+func (p *planner) reportNoOuter(n *Node) {
+	p.problems = append(p.problems, Problem{"node/" + n.Name, "internal-ip", fmt.Errorf("has none for %s, which most nodes of its location have and their vxlan packets travel in, so they do not reach each other; want one",
+		familyName(p.outerLike))})
 }
 
 // nextHop returns the address on the tunnel link for a gateway on the other
@@ -284,14 +320,19 @@ func (p *planner) nextHop(n *Node, gateway netip.Addr) netip.Addr {
 	if p.t.cfg.Tunnel != KindVXLAN {
 		return gateway
 	}
-	remote, ok := n.InternalIP(p.self.InternalIPs[0].Addr())
-	if !ok {
+	_, here := p.outer(p.self)
+	remote, there := p.outer(n)
+	switch {
+	case !here:
+		p.reportNoOuter(p.self)
 		return netip.Addr{}
-	}
-	if gateway.Is4() {
+	case !there:
+		p.reportNoOuter(n)
+		return netip.Addr{}
+	case gateway.Is4():
 		return gateway
 	}
-	m := macOf(remote.Addr())
+	m := macOf(remote)
 	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: m[0] ^ 0x02, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5]}) // RFC 4291, appendix A
 }
 
@@ -314,7 +355,7 @@ func (p *planner) device(key SecretKey) {
 	}
 	d := &p.state.Device
 	d.Peers = make(map[PublicKey]DevicePeer, len(p.t.Locations)+len(p.t.Peers))
-	d.AllowedIPs = make(map[netip.Prefix]PublicKey, 3*len(p.t.Locations))
+	room := make([]netip.Prefix, 0, p.t.prefixes) // in which the lists of all peers lie
 	for i := range p.t.Locations {
 		l := &p.t.Locations[i]
 		if p.isOwnSite(l) {
@@ -325,12 +366,11 @@ func (p *planner) device(key SecretKey) {
 		if p.comesToUs(lead, endpoint) {
 			endpoint = netip.AddrPort{}
 		}
-		d.Peers[lead.Key] = DevicePeer{Name: "node/" + lead.Name, Endpoint: endpoint, PersistentKeepalive: p.self.PersistentKeepalive}
-		for prefix := range l.carried() {
-			d.AllowedIPs[prefix] = lead.Key
-		}
-		for _, ip := range l.WireGuardIPs {
-			d.AllowedIPs[single(ip)] = lead.Key
+		start := len(room)
+		room = append(l.appendKnown(room), l.AllowedLocationIPs...)
+		d.Peers[lead.Key] = DevicePeer{
+			Name: "node/" + lead.Name, Endpoint: endpoint, PersistentKeepalive: p.self.PersistentKeepalive,
+			AllowedIPs: room[start:len(room):len(room)],
 		}
 	}
 	for _, peer := range p.t.Peers {
@@ -339,19 +379,17 @@ func (p *planner) device(key SecretKey) {
 		if keepalive == 0 {
 			keepalive = p.self.PersistentKeepalive
 		}
-		d.Peers[peer.Key] = DevicePeer{Name: "peer/" + peer.Name, Endpoint: endpoint, PresharedKey: peer.PresharedKey, PersistentKeepalive: keepalive}
-		for _, prefix := range peer.AllowedIPs {
-			d.AllowedIPs[prefix] = peer.Key
-		}
+		d.Peers[peer.Key] = DevicePeer{Name: "peer/" + peer.Name, Endpoint: endpoint, PresharedKey: peer.PresharedKey, PersistentKeepalive: keepalive, AllowedIPs: peer.AllowedIPs}
 	}
 }
 
 // comesToUs reports whether a leader is behind NAT and can be expected to
 // open its way to us: then its address, which means something else here, is no
 // endpoint, and packets to that address may go through the tunnel. If we have
-// no public endpoint that it could come to, trying the address is the only hope.
+// no public endpoint that it could come to, trying the address is the only hope;
+// and in the same location it means what it says.
 func (p *planner) comesToUs(lead *Node, endpoint netip.AddrPort) bool {
-	return lead.PersistentKeepalive != 0 && hasPublicEndpoint(*p.self) && endpoint.IsValid() && !IsPublic(endpoint.Addr())
+	return lead.PersistentKeepalive != 0 && hasPublicEndpoint(p.self) && lead.Location != p.self.Location && endpoint.IsValid() && !IsPublic(endpoint.Addr())
 }
 
 // firewall plans what keeps its source and what does not: what leaves our pods
@@ -363,10 +401,11 @@ func (p *planner) firewall() {
 	if p.t.cfg.ManageCNI {
 		f.MasqueradeFrom = append(f.MasqueradeFrom, p.self.PodCIDRs...)
 	}
-	f.MasqueradeTo = p.loc.AllowedLocationIPs
+	f.MasqueradeTo = p.siteAllowedLocationIPs()
+	f.Known = make([]netip.Prefix, 0, len(p.t.cfg.ServiceCIDRs)+p.t.prefixes)
 	f.Known = append(f.Known, p.t.cfg.ServiceCIDRs...)
 	for i := range p.t.Locations {
-		f.Known = append(f.Known, p.t.Locations[i].known()...)
+		f.Known = p.t.Locations[i].appendKnown(f.Known)
 	}
 	for _, peer := range p.t.Peers {
 		f.MasqueradeFrom = append(f.MasqueradeFrom, peer.AllowedIPs...)

@@ -32,18 +32,23 @@ func (p *planner) route(r Route) {
 
 // leaderRoutes sends what belongs to other locations and to peers into the
 // WireGuard link. The source is the internal IP, which the others know as the
-// node's own; without one the kernel takes the WireGuard IP.
+// node's own; without one the kernel takes the WireGuard IP. So it does if the
+// internal IP is the node's endpoint: the others do not send that into their
+// tunnels, and answers would leave in clear.
 func (p *planner) leaderRoutes() {
 	var source [2]netip.Addr // of IPv4, of IPv6
 	for _, ip := range p.self.InternalIPs {
-		source[family(ip.Addr())] = ip.Addr()
-	}
-	endpoints := p.endpoints()
-	add := func(dst netip.Prefix, via netip.Addr) {
-		for part := range endpoints.spare(dst) {
-			p.route(Route{Dst: part, Via: via, Src: source[family(dst.Addr())], Dev: p.t.cfg.WireGuardDev})
+		if ip.Addr() != p.self.Endpoint.IP || !p.loc.WireGuardIP(ip.Addr()).IsValid() {
+			source[family(ip.Addr())] = ip.Addr()
 		}
 	}
+	holes := p.holes()
+	add := func(dst netip.Prefix, via netip.Addr) {
+		holes.spare(dst, func(part netip.Prefix) {
+			p.route(Route{Dst: part, Via: via, Src: source[family(dst.Addr())], Dev: p.t.cfg.WireGuardDev})
+		})
+	}
+	p.state.Routes = make([]Route, 0, p.t.prefixes-len(p.t.Locations)+len(p.t.Peers))
 	for i := range p.t.Locations {
 		l := &p.t.Locations[i]
 		if p.isOwnSite(l) {
@@ -60,36 +65,72 @@ func (p *planner) leaderRoutes() {
 	}
 }
 
-// endpoints are the addresses that the device sends to, sorted.
-type endpoints []netip.Addr
+// holes are prefixes that must not be routed into the WireGuard link as a part
+// of broader ones: what carries the tunnel cannot go through it, and what is
+// reached through this location must not go back to another that announces more
+// than it. They are sorted as comparePrefix does; those of IPv4 are numbers, see ownership.
+type holes struct {
+	v4 []uint64
+	v6 []netip.Prefix
+}
 
-func (p *planner) endpoints() endpoints {
-	out := make(endpoints, 0, len(p.state.Device.Peers))
-	for _, peer := range p.state.Device.Peers {
-		if peer.Endpoint.IsValid() {
-			out = append(out, peer.Endpoint.Addr())
+func (p *planner) holes() holes {
+	h := holes{v4: make([]uint64, 0, len(p.state.Device.Peers))}
+	add := func(hole netip.Prefix) {
+		if hole.Addr().Is4() {
+			h.v4 = append(h.v4, number(hole))
+		} else {
+			h.v6 = append(h.v6, hole)
 		}
 	}
-	slices.SortFunc(out, netip.Addr.Compare)
-	return slices.Compact(out)
+	for _, peer := range p.state.Device.Peers {
+		if peer.Endpoint.IsValid() {
+			add(single(peer.Endpoint.Addr()))
+		}
+	}
+	for _, hole := range p.siteAllowedLocationIPs() {
+		add(hole)
+	}
+	slices.Sort(h.v4)
+	slices.SortFunc(h.v6, comparePrefix)
+	return h
 }
 
-// spare yields dst without the endpoints in it: what carries the tunnel cannot
-// go through it. A prefix with an endpoint in it is cut into the halves without.
-func (e endpoints) spare(dst netip.Prefix) iter.Seq[netip.Prefix] {
-	return func(yield func(netip.Prefix) bool) { e.cut(dst, yield) }
+// siteAllowedLocationIPs are the further prefixes that are reached from here without the mesh.
+func (p *planner) siteAllowedLocationIPs() []netip.Prefix {
+	ps := slices.Clone(p.loc.AllowedLocationIPs)
+	for _, n := range p.neighbours {
+		if n.loc != p.loc { // granularity cross
+			ps = append(ps, n.loc.AllowedLocationIPs...)
+		}
+	}
+	return ps
 }
 
-func (e endpoints) cut(dst netip.Prefix, yield func(netip.Prefix) bool) bool {
-	i, _ := slices.BinarySearchFunc(e, dst.Addr(), netip.Addr.Compare)
-	if i == len(e) || !dst.Contains(e[i]) {
-		return yield(dst)
+// within returns the first hole that dst contains; ok is false without one.
+// Those that contain dst are of no matter: the narrower prefix carries the packet.
+func (h holes) within(dst netip.Prefix) (hole netip.Prefix, ok bool) {
+	// In this order whatever dst contains comes right behind it.
+	if dst.Addr().Is4() {
+		if i, _ := slices.BinarySearch(h.v4, number(dst)); i < len(h.v4) {
+			hole = prefixOf(h.v4[i])
+		}
+	} else if i, _ := slices.BinarySearchFunc(h.v6, dst, comparePrefix); i < len(h.v6) {
+		hole = h.v6[i]
 	}
-	if dst.IsSingleIP() {
-		return true
+	return hole, hole.IsValid() && dst.Contains(hole.Addr())
+}
+
+// spare calls f with dst, or if there are holes in it with the parts without.
+func (h holes) spare(dst netip.Prefix, f func(netip.Prefix)) {
+	switch hole, ok := h.within(dst); {
+	case !ok:
+		f(dst)
+	case hole != dst:
+		low, high := halves(dst)
+		h.spare(low, f)
+		h.spare(high, f)
 	}
-	low, high := halves(dst)
-	return e.cut(low, yield) && e.cut(high, yield)
 }
 
 // halves cuts a prefix in two; p is not a single address.
@@ -129,9 +170,15 @@ func (p *planner) memberRoutes() {
 // the mesh) to the neighbour's internal IP: without that they would leave with
 // a source that the underlay may not let pass.
 func (p *planner) localRoutes() {
+	// Of two nodes with one prefix the first has it, or we.
+	taken := make(map[netip.Prefix]bool, len(p.neighbours))
+	for _, cidr := range p.self.PodCIDRs {
+		taken[cidr] = true
+	}
 	for _, n := range p.neighbours {
 		for _, cidr := range n.PodCIDRs {
-			if slices.Contains(n.loc.PodCIDRs, cidr) {
+			if !taken[cidr] && slices.Contains(n.loc.PodCIDRs, cidr) {
+				taken[cidr] = true
 				p.via(n.Node, cidr)
 			}
 		}
@@ -145,7 +192,13 @@ func (p *planner) localRoutes() {
 			if !ok || !p.encapsulates(local, remote.Addr()) {
 				continue
 			}
-			p.divert(n.Node, remote.Addr(), local.Addr())
+			if remote.Addr() == local.Addr() || taken[single(remote.Addr())] {
+				continue
+			}
+			taken[single(remote.Addr())] = true
+			if !p.divert(n.Node, remote.Addr(), local.Addr()) {
+				continue
+			}
 			if from, ok := ofFamily(p.self.PodCIDRs, remote.Addr()); ok {
 				p.state.Rules = append(p.state.Rules, Rule{From: from, To: single(remote.Addr()), Table: TableTunnel})
 			}
@@ -169,19 +222,21 @@ func (p *planner) addOnRoutes() {
 }
 
 // divert plans a route in the tunnel's table to a neighbour's internal IP, and
-// on the leader the rule that leads packets from the mesh to it.
-func (p *planner) divert(n *Node, remote, source netip.Addr) {
+// on the leader the rule that leads packets from the mesh to it. It reports
+// whether there is a way.
+func (p *planner) divert(n *Node, remote, source netip.Addr) bool {
 	gateway := p.gateway(n, remote)
 	if gateway.IsValid() {
 		gateway = p.nextHop(n, gateway)
 	}
 	if !gateway.IsValid() {
-		return
+		return false
 	}
 	p.route(Route{Dst: single(remote), Via: gateway, Src: source, Dev: p.tunnelDev(remote), Table: TableTunnel})
 	if p.leads {
 		p.state.Rules = append(p.state.Rules, Rule{IIf: p.t.cfg.WireGuardDev, To: single(remote), Table: TableTunnel})
 	}
+	return true
 }
 
 // gateway returns the address by which the tunnel inside the location knows a
@@ -216,12 +271,9 @@ func (p *planner) via(n *Node, dst netip.Prefix) {
 		return
 	}
 	if p.encapsulates(local, gateway) {
-		dev := p.tunnelDev(gateway)
-		if gateway = p.nextHop(n, gateway); !gateway.IsValid() {
-			p.reportNoInternalIP(n, dst)
-			return
+		if hop := p.nextHop(n, gateway); hop.IsValid() {
+			p.route(Route{Dst: dst, Via: hop, Src: local.Addr(), Dev: p.tunnelDev(gateway)})
 		}
-		p.route(Route{Dst: dst, Via: gateway, Src: local.Addr(), Dev: dev})
 		return
 	}
 	link, ok := p.facts.LinkOf(local.Addr())

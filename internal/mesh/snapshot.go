@@ -42,5 +42,7 @@ type Publication struct {
 	InternalIPs []netip.Prefix
 	// WireGuardIPs with the length of the WireGuard CIDR; only of a leader, at most one for each family.
 	WireGuardIPs []netip.Prefix
-	Granularity  Granularity
+	// CNICompatibilityIPs as single addresses, in the add-on modes that need them.
+	CNICompatibilityIPs []netip.Prefix
+	Granularity         Granularity
 }

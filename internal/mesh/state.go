@@ -128,7 +128,7 @@ type Route struct {
 }
 
 func (r Route) compare(o Route) int {
-	return cmp.Or(cmp.Compare(r.Table, o.Table), comparePrefix(r.Dst, o.Dst), r.Via.Compare(o.Via), cmp.Compare(r.Dev, o.Dev), r.Src.Compare(o.Src))
+	return cmp.Or(cmp.Compare(family(r.Dst.Addr()), family(o.Dst.Addr())), cmp.Compare(r.Table, o.Table), comparePrefix(r.Dst, o.Dst), r.Via.Compare(o.Via), cmp.Compare(r.Dev, o.Dev), r.Src.Compare(o.Src))
 }
 
 // Rule is a policy-routing rule that sends packets to a table. Zero fields
@@ -149,10 +149,7 @@ type Device struct {
 	PrivateKey SecretKey
 	// ListenPort is a UDP port, 1 to 65535.
 	ListenPort uint16
-	// Peers by public key. Who owns a prefix is in AllowedIPs.
-	Peers map[PublicKey]DevicePeer
-	// AllowedIPs is the cryptokey routing table: one owner for each prefix, by construction.
-	AllowedIPs map[netip.Prefix]PublicKey
+	Peers      map[PublicKey]DevicePeer
 }
 
 // DevicePeer is one [Peer] section of a WireGuard device.
@@ -165,6 +162,8 @@ type DevicePeer struct {
 	PresharedKey SecretKey
 	// PersistentKeepalive in seconds, 0 (off) to 65535.
 	PersistentKeepalive uint16
+	// AllowedIPs are masked, and no two peers of a device have the same.
+	AllowedIPs []netip.Prefix
 }
 
 // Firewall is what changes in Kilo's nftables table; its rules are constant.
@@ -189,22 +188,85 @@ func comparePrefix(a, b netip.Prefix) int {
 	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
-// compactPrefixes masks, sorts and drops every prefix that another contains.
+// compactPrefixes sorts masked prefixes and drops every one that another
+// contains, in place.
 func compactPrefixes(ps []netip.Prefix) []netip.Prefix {
-	masked := make([]netip.Prefix, 0, len(ps))
-	for _, p := range ps {
-		masked = append(masked, p.Masked())
-	}
+	sortPrefixes(ps)
 	// In this order whatever contains p comes before it, and only the last kept prefix can.
-	slices.SortFunc(masked, comparePrefix)
-	out := masked[:0]
-	for _, p := range masked {
+	out := ps[:0]
+	for _, p := range ps {
 		if n := len(out); n > 0 && out[n-1].Bits() <= p.Bits() && out[n-1].Contains(p.Addr()) {
 			continue
 		}
 		out = append(out, p)
 	}
 	return out
+}
+
+// sortPrefixes sorts masked prefixes as comparePrefix does. There are many of
+// IPv4, and as numbers they are sorted several times faster.
+func sortPrefixes(ps []netip.Prefix) {
+	numbers := make([]uint64, 0, len(ps))
+	rest := ps[:0]
+	for _, p := range ps {
+		if p.Addr().Is4() {
+			numbers = append(numbers, number(p))
+		} else {
+			rest = append(rest, p)
+		}
+	}
+	slices.Sort(numbers)
+	copy(ps[len(numbers):], rest)
+	for i, n := range numbers {
+		ps[i] = prefixOf(n)
+	}
+	slices.SortFunc(ps[len(numbers):], comparePrefix)
+}
+
+// partition moves the elements that are first to the front, in any order, and returns their number.
+func partition[T any](s []T, first func(T) bool) int {
+	n := 0
+	for i := range s {
+		if first(s[i]) {
+			s[i], s[n] = s[n], s[i]
+			n++
+		}
+	}
+	return n
+}
+
+// sortRoutes sorts routes as Route.compare does, of which no two have the same
+// table and destination: those of IPv4 by numbers, see sortPrefixes.
+func sortRoutes(routes []Route) []Route {
+	type keyed struct {
+		key   uint64
+		index int32
+	}
+	split := partition(routes, func(r Route) bool { return r.Dst.Addr().Is4() })
+	v4, v6 := routes[:split], routes[split:]
+	slices.SortFunc(v6, Route.compare)
+	keys := make([]keyed, len(v4))
+	for i, r := range v4 {
+		key := number(r.Dst)
+		if r.Table != TableMain {
+			key |= 1 << 63 // TableTunnel is the greater of the two
+		}
+		keys[i] = keyed{key, int32(i)} //nolint:gosec // no mesh has 2^31 routes
+	}
+	slices.SortFunc(keys, func(a, b keyed) int { return cmp.Compare(a.key, b.key) })
+	// Each route goes to its place, and the one that was there to its own, until a circle closes.
+	for i := range keys {
+		for at := i; keys[at].index >= 0; {
+			from := int(keys[at].index)
+			keys[at].index = -1
+			if from == i {
+				break
+			}
+			v4[at], v4[from] = v4[from], v4[at]
+			at = from
+		}
+	}
+	return routes
 }
 
 // sortCompact sorts s and drops duplicates.

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 )
 
 // matrixBlock is a block of testdata/route-matrix.txt.
@@ -164,7 +165,7 @@ func TestStateOfAMemberHasADeviceThatReachesNobody(t *testing.T) {
 	nodes, peers := matrixMesh()
 	topology, _ := computed(t, testConfig(), nodes, peers)
 	s := stateOf(t, topology, "c", oneLink("192.168.1.2/24"))
-	if len(s.Device.Peers) != 0 || len(s.Device.AllowedIPs) != 0 || s.Device.PrivateKey.IsZero() {
+	if len(s.Device.Peers) != 0 || s.Device.PrivateKey.IsZero() {
 		t.Errorf("device = %v with key %v, want a key and no peers", s.Device, !s.Device.PrivateKey.IsZero())
 	}
 	for _, l := range s.Links {
@@ -242,6 +243,43 @@ func TestVXLANCarriesBothFamiliesBetweenIPv4Addresses(t *testing.T) {
 	}
 }
 
+func TestVXLANTravelsInTheFamilyOfMostNodes(t *testing.T) {
+	cfg := testConfig()
+	cfg.WireGuardCIDRs, cfg.Tunnel, cfg.VXLANDev = prefixes("10.4.0.0/16", "fd00:4::/64"), KindVXLAN, "kilo-vxlan"
+	nodes, _ := matrixMesh()
+	nodes[1].InternalIPs = prefixes("192.168.1.1/24", "fd02::1/64")
+	nodes[2].InternalIPs = prefixes("fd02::2/64")
+	nodes[3].InternalIPs = prefixes("192.168.2.9/24", "fd02::9/64")
+	for i := range nodes {
+		nodes[i].PodCIDRs = []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr(fmt.Sprintf("fd10:%d::", i+1)), 64)}
+	}
+	topology, _ := computed(t, cfg, nodes, nil)
+	b := stateOf(t, topology, "b", oneLink("192.168.1.1/24", "fd02::1/64"))
+	c, _, err := topology.State("c", secret(1), oneLink("fd02::2/64")) // its problem is that IPv4 is not for it
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []State{b, c} {
+		for _, n := range s.Neighs {
+			if n.Remote.Is4() {
+				t.Errorf("next hop %v, want all over IPv6, which all nodes have", n)
+			}
+		}
+	}
+	if len(b.Neighs) != 3 || len(c.Neighs) != 2 { // b and e know each other in both families
+		t.Errorf("next hops of b %v, of c %v", b.Neighs, c.Neighs)
+	}
+	// Without e as many have IPv4 as IPv6: then it is IPv4, and c is told what it lacks.
+	nodes[3].InternalIPs = prefixes("192.168.2.9/24")
+	topology, _ = computed(t, cfg, nodes, nil)
+	_, problems, err := topology.State("c", secret(1), oneLink("fd02::2/64"))
+	if err != nil || !slices.ContainsFunc(problems, func(p Problem) bool {
+		return p.Object == "node/c" && strings.Contains(p.Err.Error(), "none for IPv4, which most nodes")
+	}) {
+		t.Errorf("problems of c = %v, %v; want its missing family named", problems, err)
+	}
+}
+
 func TestCrossGivesEveryNodeTunnelsToOtherLocationsOnly(t *testing.T) {
 	cfg := testConfig()
 	cfg.Granularity, cfg.Encapsulation = GranularityCross, EncapsulateNever
@@ -253,13 +291,13 @@ func TestCrossGivesEveryNodeTunnelsToOtherLocationsOnly(t *testing.T) {
 	got := stateOf(t, topology, "c", oneLink("192.168.1.2/24")).String()
 	want := `link kilo0 type wireguard mtu 1420 up
 addr 10.4.0.3/16 dev kilo0
-route 10.2.1.0/24 via 10.4.0.1 dev kilo0 src 192.168.1.2 onlink
+route 10.2.1.0/24 via 10.4.0.1 dev kilo0 onlink
 route 10.2.2.0/24 via 192.168.1.1 dev eth0 onlink
 route 10.2.5.0/24 via 192.168.2.9 dev eth0 onlink
 route 10.4.0.2/32 via 192.168.1.1 dev eth0 onlink
 route 10.4.0.4/32 via 192.168.2.9 dev eth0 onlink
-route 192.168.0.1/32 via 10.4.0.1 dev kilo0 src 192.168.1.2 onlink
-route 192.168.178.0/24 via 10.4.0.1 dev kilo0 src 192.168.1.2 onlink
+route 192.168.0.1/32 via 10.4.0.1 dev kilo0 onlink
+route 192.168.178.0/24 via 10.4.0.1 dev kilo0 onlink
 wg listen-port 51820
 wg peer AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE= # node/a endpoint 203.0.113.1:51820 allowed-ips 10.2.1.0/24,10.4.0.1/32,192.168.0.1/32,192.168.178.0/24
 firewall masquerade from 10.2.3.0/24
@@ -282,6 +320,48 @@ func TestPrefixAroundAnEndpointIsCut(t *testing.T) {
 	}
 	if want := []string{"203.0.113.0/32", "203.0.113.2/31", "203.0.113.4/30"}; !slices.Equal(got, want) {
 		t.Errorf("routes to %q, want %q: all but the endpoint 203.0.113.1", got, want)
+	}
+}
+
+func TestHolesAreSpared(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		six := rapid.Bool().Draw(t, "IPv6")
+		prefix := func(label string) netip.Prefix {
+			last := byte(rapid.IntRange(0, 255).Draw(t, label))
+			bits := rapid.IntRange(0, 8).Draw(t, label+" bits")
+			if six {
+				return netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 15: last}), 120+bits).Masked()
+			}
+			return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, last}), 24+bits).Masked()
+		}
+		p := &planner{t: &Topology{}, loc: &Location{}}
+		for range rapid.IntRange(0, 5).Draw(t, "holes") {
+			p.loc.AllowedLocationIPs = append(p.loc.AllowedLocationIPs, prefix("hole"))
+		}
+		dst := prefix("dst")
+		inDst := slices.DeleteFunc(slices.Clone(p.loc.AllowedLocationIPs), func(hole netip.Prefix) bool { return hole.Bits() < dst.Bits() })
+		var parts []netip.Prefix
+		p.holes().spare(dst, func(part netip.Prefix) { parts = append(parts, part) })
+		in := func(ps []netip.Prefix, a netip.Addr) bool {
+			return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return p.Contains(a) })
+		}
+		for a := dst.Addr(); dst.Contains(a); a = a.Next() {
+			if in(parts, a) == in(inDst, a) {
+				t.Fatalf("%s without %v is %v, which is wrong about %s", dst, p.loc.AllowedLocationIPs, parts, a)
+			}
+		}
+	})
+}
+
+func TestBroaderPrefixOfAnotherLocationIsCutAroundOurs(t *testing.T) {
+	nodes, _ := matrixMesh()
+	nodes[0].AllowedLocationIPs = prefixes("172.20.0.0/16")
+	nodes[2].Location, nodes[1].Location, nodes[3].Location = "0", "0", "0"
+	nodes[2].AllowedLocationIPs = prefixes("172.20.128.0/17")
+	topology, _ := computed(t, testConfig(), nodes, nil)
+	got := stateOf(t, topology, "b", oneLink("192.168.1.1/24")).String()
+	if !strings.Contains(got, "route 172.20.0.0/17 via") || strings.Contains(got, "route 172.20.0.0/16") {
+		t.Errorf("want the part of 172.20.0.0/16 that is not announced here:\n%s", got)
 	}
 }
 
@@ -358,9 +438,28 @@ func TestMTUFollowsTheDefaultRoute(t *testing.T) {
 }
 
 func TestCompactPrefixes(t *testing.T) {
-	got := compactPrefixes(prefixes("10.2.1.0/24", "10.2.0.0/16", "fd00::1/128", "10.2.1.5/32", "fd00::/8", "10.3.0.0/16", "10.2.0.9/16"))
+	got := compactPrefixes(prefixes("10.2.1.0/24", "10.2.0.0/16", "fd00::1/128", "10.2.1.5/32", "fd00::/8", "10.3.0.0/16", "10.2.0.0/16"))
 	if want := prefixes("10.2.0.0/16", "10.3.0.0/16", "fd00::/8"); !slices.Equal(got, want) {
 		t.Errorf("compactPrefixes = %v, want %v", got, want)
+	}
+}
+
+func TestTwoNeighboursWithOnePrefixGetOneRoute(t *testing.T) {
+	nodes, _ := matrixMesh()
+	nodes[3].PodCIDRs, nodes[3].InternalIPs = nodes[2].PodCIDRs, nodes[2].InternalIPs // e as c
+	topology, problems := computed(t, testConfig(), nodes, nil)
+	if len(problems) != 2 {
+		t.Errorf("problems %v, want the pod CIDR and the internal IP of e", problems)
+	}
+	var got []string
+	for _, r := range stateOf(t, topology, "b", oneLink("192.168.1.1/24")).Routes {
+		if r.Dst == pfx("10.2.3.0/24") || r.Dst == pfx("192.168.1.2/32") {
+			got = append(got, r.String())
+		}
+	}
+	want := []string{"route 10.2.3.0/24 via 192.168.1.2 dev tunl0 src 192.168.1.1 onlink", "route 192.168.1.2/32 via 192.168.1.2 dev tunl0 src 192.168.1.1 table 1107 onlink"}
+	if !slices.Equal(got, want) {
+		t.Errorf("routes %q, want %q", got, want)
 	}
 }
 
@@ -386,4 +485,35 @@ func TestSecretKeyIsNeverPrinted(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestSortsAgreeWithTheirOrders(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		prefix := func(label string) netip.Prefix {
+			b := [16]byte{0: 0xfd, 14: byte(rapid.IntRange(0, 255).Draw(t, label)), 15: byte(rapid.IntRange(0, 255).Draw(t, label))}
+			if rapid.Bool().Draw(t, label+" IPv6") {
+				return netip.PrefixFrom(netip.AddrFrom16(b), rapid.IntRange(112, 128).Draw(t, label)).Masked()
+			}
+			return netip.PrefixFrom(netip.AddrFrom4([4]byte(b[12:])), rapid.IntRange(0, 32).Draw(t, label)).Masked()
+		}
+		seen := map[Route]bool{}
+		var routes []Route
+		var ps []netip.Prefix
+		for range rapid.IntRange(0, 30).Draw(t, "routes") {
+			r := Route{Dst: prefix("dst"), Table: rapid.SampledFrom([]int{TableMain, TableTunnel}).Draw(t, "table")}
+			ps = append(ps, r.Dst)
+			if !seen[r] {
+				seen[r] = true
+				routes = append(routes, r)
+			}
+		}
+		wantRoutes, wantPrefixes := slices.SortedFunc(slices.Values(routes), Route.compare), slices.SortedFunc(slices.Values(ps), comparePrefix)
+		sortPrefixes(ps)
+		if got := sortRoutes(routes); !slices.Equal(got, wantRoutes) {
+			t.Errorf("sortRoutes = %v, want %v", got, wantRoutes)
+		}
+		if !slices.Equal(ps, wantPrefixes) {
+			t.Errorf("sortPrefixes = %v, want %v", ps, wantPrefixes)
+		}
+	})
 }

@@ -116,10 +116,6 @@ func (d Device) String() string {
 	if d.ListenPort != 0 {
 		fmt.Fprintf(&b, "wg listen-port %d\n", d.ListenPort)
 	}
-	allowed := map[PublicKey][]netip.Prefix{}
-	for p, key := range d.AllowedIPs {
-		allowed[key] = append(allowed[key], p)
-	}
 	keys := slices.SortedFunc(maps.Keys(d.Peers), func(a, b PublicKey) int {
 		return cmp.Or(cmp.Compare(d.Peers[a].Name, d.Peers[b].Name), a.Compare(b))
 	})
@@ -135,8 +131,8 @@ func (d Device) String() string {
 		if !p.PresharedKey.IsZero() {
 			fmt.Fprintf(&b, " preshared-key %v", p.PresharedKey)
 		}
-		slices.SortFunc(allowed[key], comparePrefix)
-		fmt.Fprintf(&b, " allowed-ips %s\n", joinPrefixes(allowed[key]))
+		allowed := slices.SortedFunc(slices.Values(p.AllowedIPs), comparePrefix)
+		fmt.Fprintf(&b, " allowed-ips %s\n", joinPrefixes(allowed))
 	}
 	return b.String()
 }

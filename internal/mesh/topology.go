@@ -11,9 +11,11 @@ import (
 )
 
 // Topology is the computed mesh: who talks to whom. It is the same on every
-// node that sees the same cluster.
+// node that sees the same cluster. It refers to the Nodes that it was computed from.
 type Topology struct {
 	cfg Config
+	// prefixes counts what all Locations own.
+	prefixes int
 	// Locations by ID.
 	Locations []Location
 	// Peers by name, each with the allowed IPs that it owns.
@@ -29,7 +31,7 @@ type Location struct {
 	// more than one in granularity cross alone, else the same as ID.
 	Site string
 	// Nodes by name.
-	Nodes []Node
+	Nodes []*Node
 	// Leader is the index in Nodes of the node that carries the location's traffic.
 	Leader int
 	// WireGuardIPs are the location's addresses in the mesh, at most one for each family.
@@ -40,7 +42,7 @@ type Location struct {
 }
 
 // Lead returns the leader.
-func (l *Location) Lead() *Node { return &l.Nodes[l.Leader] }
+func (l *Location) Lead() *Node { return l.Nodes[l.Leader] }
 
 // WireGuardIP returns the location's address of the family of like, zero without one.
 func (l *Location) WireGuardIP(like netip.Addr) netip.Addr {
@@ -52,9 +54,14 @@ func (l *Location) WireGuardIP(like netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// known lists what the location owns and packets keep their source for.
-func (l *Location) known() []netip.Prefix {
-	ps := slices.Concat(l.PodCIDRs, l.InternalIPs)
+// prefixes counts what the location owns.
+func (l *Location) prefixes() int {
+	return len(l.PodCIDRs) + len(l.InternalIPs) + len(l.WireGuardIPs) + len(l.AllowedLocationIPs)
+}
+
+// appendKnown appends what packets keep their source for.
+func (l *Location) appendKnown(ps []netip.Prefix) []netip.Prefix {
+	ps = append(append(ps, l.PodCIDRs...), l.InternalIPs...)
 	for _, ip := range l.WireGuardIPs {
 		ps = append(ps, single(ip))
 	}
@@ -64,73 +71,108 @@ func (l *Location) known() []netip.Prefix {
 // Compute joins nodes and peers to a mesh. Nodes that have not published all
 // they must, locations without a leader and prefixes that another owns are left
 // out; Problems say which and why. A node that never published a key has no
-// agent yet, and is no Problem.
+// agent yet, and is no Problem. Neither slice is changed.
 func Compute(cfg Config, nodes []Node, peers []Peer, leaders Leaders) (*Topology, []Problem) {
 	t := &Topology{cfg: cfg}
 	var problems []Problem
 	report := func(object, field string, err error) {
 		problems = append(problems, Problem{object, field, err})
 	}
-	owners := map[PublicKey]string{}
-	t.Locations = gather(cfg, nodes, leaders, owners, report)
+	members, keys := participants(nodes, report)
+	t.Locations = gather(cfg.Granularity, members, leaders, report)
 	allocate(cfg.WireGuardCIDRs, t.Locations, report)
-	claims := ownership{}
-	claims.nodes(t.Locations, report)
-	claims.allowedLocationIPs(t.Locations, report)
-	t.Peers = claims.peers(peers, owners, report)
+	claims := newOwnership(t.Locations, report)
+	claims.nodes(t.Locations)
+	claims.allowedLocationIPs(t.Locations)
+	t.Peers = claims.peers(peers, keys)
+	for i := range t.Locations {
+		t.prefixes += t.Locations[i].prefixes()
+	}
 	reportMissingCIDRs(cfg, t.Locations, report)
 	return t, sortCompactProblems(problems)
 }
 
 type reportFunc func(object, field string, err error)
 
-// gather groups the nodes that can take part and have a leader. owners gets
-// the name of the node that each key belongs to.
-func gather(cfg Config, nodes []Node, leaders Leaders, owners map[PublicKey]string, report reportFunc) []Location {
-	byID := map[string]*Location{}
+// participants returns the nodes that can take part, by name, and the object that each key belongs to.
+func participants(nodes []Node, report reportFunc) (members []*Node, keys map[PublicKey]*Node) {
+	members = make([]*Node, 0, len(nodes))
+	keys = make(map[PublicKey]*Node, len(nodes))
 	for _, n := range sortedByName(nodes) {
-		object := "node/" + n.Name
+		object := func() string { return "node/" + n.Name }
 		if err := n.missing(); err != nil {
 			if !n.Key.IsZero() {
-				report(object, "", fmt.Errorf("is left out of the mesh: %w", err))
+				report(object(), "", fmt.Errorf("is left out of the mesh: %w", err))
 			}
 			continue
 		}
-		if owner, ok := owners[n.Key]; ok {
-			report(object, "key", fmt.Errorf("public key %s is left out of the mesh: it is that of %s; want a key of its own, from a key file that was not copied", n.Key, owner))
+		if other, ok := keys[n.Key]; ok {
+			report(object(), "key", fmt.Errorf("public key %s is left out of the mesh: it is that of node/%s; want a key of its own, from a key file that was not copied", n.Key, other.Name))
 			continue
 		}
-		owners[n.Key] = object
-		id := locationID(cfg.Granularity, n)
-		l := byID[id]
-		if l == nil {
-			l = &Location{ID: id, Site: id, Leader: -1}
-			if cfg.Granularity == GranularityCross {
-				l.Site = siteID(n)
-			}
-			byID[id] = l
-		}
-		if leaders[id] == n.Name {
-			l.Leader = len(l.Nodes)
-		}
-		l.Nodes = append(l.Nodes, n)
+		keys[n.Key] = n
+		members = append(members, n)
 	}
-	locations := make([]Location, 0, len(byID))
-	for _, l := range byID {
-		if l.Leader < 0 {
-			report(l.ID, "", fmt.Errorf("is left out of the mesh: %q, chosen to lead it, is none of its nodes that take part", leaders[l.ID]))
-			continue
+	return members, keys
+}
+
+// gather groups the members, which are sorted, to Locations that have a leader.
+func gather(g Granularity, members []*Node, leaders Leaders, report reportFunc) []Location {
+	if g != GranularityLocation {
+		return gatherSingles(g, members)
+	}
+	index := map[place]int{}
+	var locations []Location
+	for _, n := range members {
+		p := siteOf(n)
+		at, ok := index[p]
+		if !ok {
+			at = len(locations)
+			index[p] = at
+			id := p.id()
+			locations = append(locations, Location{ID: id, Site: id})
 		}
-		locations = append(locations, *l)
+		locations[at].Nodes = append(locations[at].Nodes, n)
+	}
+	locations = slices.DeleteFunc(locations, func(l Location) bool {
+		if len(l.Nodes) > 1 && l.lead(leaders[l.ID]) < 0 {
+			report(l.ID, "", fmt.Errorf("is left out of the mesh: %q, chosen to lead it, is none of its nodes that take part", leaders[l.ID]))
+			return true
+		}
+		return false
+	})
+	for i := range locations {
+		if l := &locations[i]; len(l.Nodes) > 1 {
+			l.Leader = l.lead(leaders[l.ID])
+		}
 	}
 	slices.SortFunc(locations, func(a, b Location) int { return cmp.Compare(a.ID, b.ID) })
 	return locations
 }
 
+// gatherSingles makes a Location of each member.
+func gatherSingles(g Granularity, members []*Node) []Location {
+	locations := make([]Location, len(members))
+	for i, n := range members {
+		l := &locations[i]
+		l.ID = place{own: true, name: n.Name}.id()
+		l.Nodes = members[i : i+1 : i+1]
+		if l.Site = l.ID; g == GranularityCross {
+			l.Site = siteOf(n).id()
+		}
+	}
+	return locations // the order of names is that of IDs
+}
+
+// lead returns the place in Nodes of the node of that name, -1 without one.
+func (l *Location) lead(name string) int {
+	return slices.IndexFunc(l.Nodes, func(n *Node) bool { return n.Name == name })
+}
+
 // reportMissingCIDRs finds families of pods for which there are no WireGuard IPs.
 func reportMissingCIDRs(cfg Config, locations []Location, report reportFunc) {
-	for _, l := range locations {
-		for _, p := range l.PodCIDRs {
+	for i := range locations {
+		for _, p := range locations[i].PodCIDRs {
 			if _, ok := ofFamily(cfg.WireGuardCIDRs, p.Addr()); !ok {
 				report("flag/--subnet", "", fmt.Errorf("has no %s range, but nodes have pod CIDRs like %s; want one range for each family", familyName(p.Addr()), p))
 				return
@@ -142,9 +184,10 @@ func reportMissingCIDRs(cfg Config, locations []Location, report reportFunc) {
 // index returns where the node is: the location and the place in it.
 func (t *Topology) index(name string) (location, node int, ok bool) {
 	for i := range t.Locations {
-		j, ok := slices.BinarySearchFunc(t.Locations[i].Nodes, name, func(n Node, name string) int { return cmp.Compare(n.Name, name) })
-		if ok {
-			return i, j, true
+		for j, n := range t.Locations[i].Nodes {
+			if n.Name == name {
+				return i, j, true
+			}
 		}
 	}
 	return 0, 0, false
@@ -158,7 +201,7 @@ func (t *Topology) Publication(name string) (p Publication, ok bool) {
 		return Publication{}, false
 	}
 	l := &t.Locations[i]
-	p = PublicationOf(t.cfg, l.Nodes[j])
+	p = PublicationOf(t.cfg, *l.Nodes[j])
 	if j == l.Leader {
 		for _, ip := range l.WireGuardIPs {
 			cidr, _ := ofFamily(t.cfg.WireGuardCIDRs, ip)
@@ -170,7 +213,13 @@ func (t *Topology) Publication(name string) (p Publication, ok bool) {
 
 // PublicationOf returns what a node that is not part of the mesh yet tells the others.
 func PublicationOf(cfg Config, n Node) Publication {
-	return Publication{Key: n.Key, Endpoint: n.Endpoint, InternalIPs: n.InternalIPs, Granularity: cfg.Granularity}
+	p := Publication{Key: n.Key, Endpoint: n.Endpoint, InternalIPs: n.InternalIPs, Granularity: cfg.Granularity}
+	if cfg.AddOn == AddOnCilium {
+		for _, ip := range n.CNICompatibilityIPs {
+			p.CNICompatibilityIPs = append(p.CNICompatibilityIPs, single(ip))
+		}
+	}
+	return p
 }
 
 // Leads reports whether the node of that name leads its location.
@@ -182,8 +231,8 @@ func (t *Topology) Leads(name string) bool {
 // NodeCount returns how many nodes take part.
 func (t *Topology) NodeCount() int {
 	n := 0
-	for _, l := range t.Locations {
-		n += len(l.Nodes)
+	for i := range t.Locations {
+		n += len(t.Locations[i].Nodes)
 	}
 	return n
 }

@@ -33,7 +33,7 @@ func summarise(t *Topology) (out []summary) {
 		for _, ip := range l.WireGuardIPs {
 			s.WireGuardIP = ip.String()
 		}
-		for _, p := range l.known() {
+		for _, p := range l.appendKnown(nil) {
 			s.AllowedIPs = append(s.AllowedIPs, p.String())
 		}
 		for _, p := range l.AllowedLocationIPs {
@@ -361,7 +361,7 @@ func TestNoPrefixHasTwoOwnersAndNoAddressTwoLocations(t *testing.T) {
 		topology, _ := Compute(testConfig(), nodes, peers, StaticLeaders(GranularityLocation, nodes))
 		owners := map[netip.Prefix]string{}
 		for _, l := range topology.Locations {
-			for _, p := range slices.Concat(l.known(), l.AllowedLocationIPs) {
+			for _, p := range slices.Concat(l.appendKnown(nil), l.AllowedLocationIPs) {
 				if by, ok := owners[p]; ok {
 					t.Fatalf("%s belongs to %s and %s", p, by, l.ID)
 				}
