@@ -55,6 +55,14 @@ unit: ## tests of the core, and of the host side in network namespaces (root)
 	go vet ./... && go test -count=1 ./...
 	$(LAB) vet ./... && $(LAB) test -count=1 . ./cmd/...
 
+.PHONY: prove
+prove: ## walk packets through random meshes in all modes: CASES=1000000, SEED=1
+	go test -count=1 -timeout 0 -v ./internal/walk -run RandomMeshes -walk.cases $(or $(CASES),100000) -walk.seed $(or $(SEED),1)
+
+.PHONY: bench
+bench: ## what planning and comparing cost
+	go test -run XXX -bench . -benchmem ./internal/mesh ./internal/host ./internal/walk ./internal/kube
+
 .PHONY: race
 race: ## the unit tests of everything concurrent, with the race detector (needs a C compiler)
 	CGO_ENABLED=1 go test -race ./internal/agent ./internal/kube ./internal/userwg
