@@ -62,7 +62,7 @@ func TestFirewallText(t *testing.T) {
 func TestFirewallTextIsWhatNFTPrints(t *testing.T) {
 	nft, err := exec.LookPath("nft")
 	if err != nil {
-		t.Skip("NOT TESTED: no program nft here")
+		nettest.Skip(t, "there is no program nft")
 	}
 	for name, f := range firewalls() {
 		t.Run(name, func(t *testing.T) {

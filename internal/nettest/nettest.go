@@ -35,14 +35,19 @@ func NoErr(t testing.TB, err error) {
 	}
 }
 
-// RequireRoot skips the test loudly if it does not run as root, and fails it
-// instead where a skipped test would go unnoticed: when CI is true.
+// RequireRoot skips the test if it does not run as root, see Skip.
 func RequireRoot(t testing.TB) {
 	t.Helper()
-	if os.Geteuid() == 0 {
-		return
+	if os.Geteuid() != 0 {
+		Skip(t, "network namespaces need root")
 	}
-	const text = "NOT TESTED: network namespaces need root"
+}
+
+// Skip skips the test loudly, for want of something that CI has; where a
+// skipped test would go unnoticed, when CI is true, it fails it.
+func Skip(t testing.TB, reason string) {
+	t.Helper()
+	text := "NOT TESTED: " + reason
 	if os.Getenv("CI") == "true" {
 		t.Fatal(text)
 	}
