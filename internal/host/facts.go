@@ -37,7 +37,7 @@ func (h *Host) Facts(ctx context.Context) (mesh.Facts, error) {
 	if err != nil {
 		return mesh.Facts{}, fmt.Errorf("ip addr list: %w", err)
 	}
-	var f mesh.Facts
+	f := mesh.Facts{PeerAddrs: h.peerAddrs()}
 	_, f.CiliumTunnel = p.links[mesh.CiliumTunnelDev]
 	for _, a := range addrs {
 		l, ok := p.links[p.names[a.LinkIndex]]

@@ -123,6 +123,24 @@ func (p *pass) deviceGrow() devicePass {
 	return dp
 }
 
+// peerAddrs returns where the device sends to its peers, nothing without a
+// device: the configured endpoint, or where a valid packet came from last. One
+// that began a handshake counts, though its time is known only when it is done:
+// it never is if answers go astray.
+func (h *Host) peerAddrs() map[mesh.PublicKey]netip.Addr {
+	d, err := h.wgDevice(h.cfg.WireGuardDev)
+	if err != nil {
+		return nil // Apply says what is wrong with it
+	}
+	out := make(map[mesh.PublicKey]netip.Addr, len(d.Peers))
+	for _, p := range d.Peers {
+		if ap := addrPortOf(p.Endpoint); ap.IsValid() {
+			out[mesh.PublicKey(p.PublicKey)] = ap.Addr()
+		}
+	}
+	return out
+}
+
 // remember keeps the desired endpoints, but the old one of a peer whose change failed.
 func (h *Host) remember(plan devicePlan, failed map[mesh.PublicKey]bool) {
 	for key := range failed {

@@ -117,6 +117,9 @@ func TestRoamingPeerIsFollowed(t *testing.T) {
 		if got := endpoint(hosts[1]); got != "192.0.2.2:4444" {
 			t.Errorf("endpoint %s, want the one that it roamed to", got)
 		}
+		if got := nettest.Must(hosts[1].Facts(t.Context()))(t).PeerAddrs; len(got) != 1 || got[public(2)] != ip("192.0.2.2") {
+			t.Errorf("the device sends to %v, want to where node 2 was heard from", got)
+		}
 		// A new configuration counts.
 		moved := pairState(1, 2)
 		other := moved.Device.Peers[public(2)]

@@ -173,6 +173,9 @@ type Facts struct {
 	DefaultDev string
 	// DefaultMTU is the MTU of DefaultDev in bytes, 0 without one.
 	DefaultMTU int
+	// PeerAddrs are where the WireGuard device sends to its peers, by their keys:
+	// where they were heard from last, or their endpoints.
+	PeerAddrs map[PublicKey]netip.Addr
 	// CiliumTunnel says that Cilium's own IPIP link is there, CiliumIPs are the
 	// host's addresses in Cilium's network, at most one for each family.
 	CiliumTunnel bool

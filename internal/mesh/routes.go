@@ -42,9 +42,9 @@ func (p *planner) leaderRoutes() {
 			source[family(ip.Addr())] = ip.Addr()
 		}
 	}
-	holes := p.holes()
+	never := p.holes()
 	add := func(dst netip.Prefix, via netip.Addr) {
-		holes.spare(dst, func(part netip.Prefix) {
+		never.spare(dst, func(part netip.Prefix) {
 			p.route(Route{Dst: part, Via: via, Src: source[family(dst.Addr())], Dev: p.t.cfg.WireGuardDev})
 		})
 	}
@@ -54,8 +54,15 @@ func (p *planner) leaderRoutes() {
 		if p.isOwnSite(l) {
 			continue
 		}
+		// A leader that came to us from an address of its own location is there for
+		// us. That it came from elsewhere takes nothing out of the tunnel: a packet's
+		// source is easily forged.
+		var here holes
+		if seen, ok := p.facts.PeerAddrs[l.Lead().Key]; ok {
+			here = holesOf(single(seen))
+		}
 		for dst := range l.carried() {
-			add(dst, l.WireGuardIP(dst.Addr()))
+			here.spare(dst, func(part netip.Prefix) { add(part, l.WireGuardIP(dst.Addr())) })
 		}
 	}
 	for _, peer := range p.t.Peers {
@@ -74,22 +81,30 @@ type holes struct {
 	v6 []netip.Prefix
 }
 
+// add puts a hole behind the others; they are to be sorted afterwards.
+func (h *holes) add(hole netip.Prefix) {
+	if hole.Addr().Is4() {
+		h.v4 = append(h.v4, number(hole))
+	} else {
+		h.v6 = append(h.v6, hole)
+	}
+}
+
+// holesOf is the one hole.
+func holesOf(hole netip.Prefix) (h holes) {
+	h.add(hole)
+	return h
+}
+
 func (p *planner) holes() holes {
 	h := holes{v4: make([]uint64, 0, len(p.state.Device.Peers))}
-	add := func(hole netip.Prefix) {
-		if hole.Addr().Is4() {
-			h.v4 = append(h.v4, number(hole))
-		} else {
-			h.v6 = append(h.v6, hole)
-		}
-	}
 	for _, peer := range p.state.Device.Peers {
 		if peer.Endpoint.IsValid() {
-			add(single(peer.Endpoint.Addr()))
+			h.add(single(peer.Endpoint.Addr()))
 		}
 	}
 	for _, hole := range p.siteAllowedLocationIPs() {
-		add(hole)
+		h.add(hole)
 	}
 	slices.Sort(h.v4)
 	slices.SortFunc(h.v6, comparePrefix)

@@ -413,6 +413,40 @@ func TestInternalIPOfALeaderBehindNATIsRoutedThroughTheMesh(t *testing.T) {
 	}
 }
 
+// Without NAT between two locations a leader that comes to us does so from its
+// internal IP. Answers to there carry the tunnel, and cannot go through it.
+func TestLeaderThatCameFromItsInternalIPIsReachedThere(t *testing.T) {
+	nodes, _ := matrixMesh()
+	nodes[0].Endpoint, nodes[0].PersistentKeepalive = at("192.168.0.1"), 25
+	nodes[0].AllowedLocationIPs = prefixes("192.168.0.0/30")
+	topology, _ := computed(t, testConfig(), nodes, nil)
+	routes := func(seen map[PublicKey]netip.Addr) (out []string) {
+		facts := oneLink("192.168.1.1/24")
+		facts.PeerAddrs = seen
+		for _, r := range stateOf(t, topology, "b", facts).Routes {
+			if r.Dev == "kilo0" && pfx("192.168.0.0/24").Contains(r.Dst.Addr()) {
+				out = append(out, r.Dst.String())
+			}
+		}
+		return out
+	}
+	whole := []string{"192.168.0.0/30", "192.168.0.1/32"}
+	for _, tt := range []struct {
+		name string
+		seen map[PublicKey]netip.Addr
+		want []string
+	}{
+		{"never heard", nil, whole},
+		{"from behind NAT", map[PublicKey]netip.Addr{key(1): addr("198.51.100.9")}, whole},
+		{"from its internal IP", map[PublicKey]netip.Addr{key(1): addr("192.168.0.1")}, []string{"192.168.0.0/32", "192.168.0.2/31"}},
+		{"somebody else from there", map[PublicKey]netip.Addr{key(9): addr("192.168.0.1")}, whole},
+	} {
+		if got := routes(tt.seen); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: routes into the tunnel %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
 func TestNATedLeadersTryEachOther(t *testing.T) {
 	nodes, _ := matrixMesh()
 	nodes[0].Endpoint, nodes[0].PersistentKeepalive = at("192.168.0.1"), 25
