@@ -42,6 +42,11 @@ const (
 	AnnotationWireGuardIP = prefix + "wireguard-ip"
 	// AnnotationWireGuardIPv6 is the second address of a leader with both families.
 	AnnotationWireGuardIPv6 = prefix + "wireguard-ipv6"
+	// AnnotationLocationIP is the AnnotationWireGuardIP of the leader on the other
+	// nodes of its location: their claim on it, should the leader be gone.
+	AnnotationLocationIP = prefix + "location-wireguard-ip"
+	// AnnotationLocationIPv6 is the second address of a location with both families.
+	AnnotationLocationIPv6 = prefix + "location-wireguard-ipv6"
 	// AnnotationCNICompatibilityIP is a CIDR of one address: the node's in the
 	// network that Kilo is added to, the IPv4 one if there are both families.
 	AnnotationCNICompatibilityIP = prefix + "cni-compatibility-ip"
@@ -62,6 +67,7 @@ func publishedAnnotations() []string {
 	return []string{
 		AnnotationKey, AnnotationEndpoint, AnnotationInternalIP, AnnotationInternalIPv6,
 		AnnotationWireGuardIP, AnnotationWireGuardIPv6,
+		AnnotationLocationIP, AnnotationLocationIPv6,
 		AnnotationCNICompatibilityIP, AnnotationCNICompatibilityIPv6, AnnotationGranularity,
 	}
 }

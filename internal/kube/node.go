@@ -28,6 +28,7 @@ func ParseNode(node *corev1.Node, topologyLabel string) (mesh.Node, mesh.Declare
 		PersistentKeepalive: p.persistentKeepalive(),
 		AllowedLocationIPs:  p.allowedLocationIPs(),
 		WireGuardIPs:        p.addrs(AnnotationWireGuardIP, AnnotationWireGuardIPv6),
+		LocationIPs:         p.addrs(AnnotationLocationIP, AnnotationLocationIPv6),
 		CNICompatibilityIPs: p.addrs(AnnotationCNICompatibilityIP, AnnotationCNICompatibilityIPv6),
 	}
 	d := mesh.Declared{

@@ -28,6 +28,9 @@ func TestPublicationRoundTrip(t *testing.T) {
 		for _, ip := range p.WireGuardIPs {
 			want.WireGuardIPs = append(want.WireGuardIPs, ip.Addr())
 		}
+		for _, ip := range p.LocationIPs {
+			want.LocationIPs = append(want.LocationIPs, ip.Addr())
+		}
 		for _, ip := range p.CNICompatibilityIPs {
 			want.CNICompatibilityIPs = append(want.CNICompatibilityIPs, ip.Addr())
 		}
@@ -42,7 +45,7 @@ func TestPublicationRoundTrip(t *testing.T) {
 
 func drawPublication(t *rapid.T) mesh.Publication {
 	key := mesh.PublicKey(rapid.SliceOfN(rapid.Byte(), mesh.KeySize, mesh.KeySize).Draw(t, "key"))
-	p := mesh.Publication{Key: key, InternalIPs: drawPair(t, "internal"), WireGuardIPs: drawPair(t, "wireguard"), CNICompatibilityIPs: drawPair(t, "cilium")}
+	p := mesh.Publication{Key: key, InternalIPs: drawPair(t, "internal"), WireGuardIPs: drawPair(t, "wireguard"), CNICompatibilityIPs: drawPair(t, "cilium"), LocationIPs: drawPair(t, "location")}
 	port := rapid.Uint16Min(1).Draw(t, "port")
 	switch rapid.IntRange(0, 2).Draw(t, "endpoint") {
 	case 1:

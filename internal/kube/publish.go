@@ -142,7 +142,10 @@ func annotationsOf(p mesh.Publication) map[string]string {
 	set(AnnotationInternalIPv6, second)
 	a[AnnotationWireGuardIP], second = pair(p.WireGuardIPs)
 	set(AnnotationWireGuardIPv6, second)
-	first, second := pair(p.CNICompatibilityIPs)
+	first, second := pair(p.LocationIPs)
+	set(AnnotationLocationIP, first)
+	set(AnnotationLocationIPv6, second)
+	first, second = pair(p.CNICompatibilityIPs)
 	set(AnnotationCNICompatibilityIP, first)
 	set(AnnotationCNICompatibilityIPv6, second)
 	return a

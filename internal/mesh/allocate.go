@@ -8,8 +8,9 @@ import (
 )
 
 // allocate gives each location its address of each range. What its nodes
-// published is honoured, the leader's claim before its members'; of two
-// locations that claim one address the first by ID gets it. The lowest free
+// published is honoured: first what leaders did, then what members last knew
+// their location by; of two locations that claim one address with the same right
+// the first by ID gets it. The lowest free
 // addresses go to the others, in the order of their IDs, so a fresh cluster is
 // numbered base+1, base+2 and so on. The base itself is never given.
 func allocate(cidrs []netip.Prefix, locations []Location, report reportFunc) {
@@ -26,7 +27,12 @@ func allocateFrom(cidr netip.Prefix, locations []Location, report reportFunc) {
 	given := make([]netip.Addr, len(locations))
 	claimed := make(map[netip.Addr]bool, len(locations))
 	for i := range locations {
-		given[i] = claimOf(&locations[i], cidr, claimed)
+		given[i] = claimOf(&locations[i], cidr, claimed, func(n *Node) []netip.Addr { return n.WireGuardIPs })
+	}
+	for i := range locations {
+		if !given[i].IsValid() {
+			given[i] = claimOf(&locations[i], cidr, claimed, func(n *Node) []netip.Addr { return n.LocationIPs })
+		}
 	}
 	next := cidr.Addr().Next()
 	for i := range locations {
@@ -46,11 +52,11 @@ func allocateFrom(cidr netip.Prefix, locations []Location, report reportFunc) {
 	}
 }
 
-// claimOf returns the first address in cidr that a node of the location
-// published and nobody claimed before, and marks it; zero without one.
-func claimOf(l *Location, cidr netip.Prefix, claimed map[netip.Addr]bool) netip.Addr {
+// claimOf returns the first address in cidr among the claims of the location's
+// nodes that nobody claimed before, and marks it; zero without one.
+func claimOf(l *Location, cidr netip.Prefix, claimed map[netip.Addr]bool, claims func(*Node) []netip.Addr) netip.Addr {
 	try := func(n *Node) netip.Addr {
-		for _, ip := range n.WireGuardIPs {
+		for _, ip := range claims(n) {
 			if cidr.Contains(ip) && ip != cidr.Addr() && !claimed[ip] {
 				claimed[ip] = true
 				return ip

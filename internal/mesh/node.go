@@ -36,8 +36,11 @@ type Node struct {
 	// CNICompatibilityIPs are the node's addresses in the network that Kilo is
 	// added to, at most one for each family; Cilium's alone matter.
 	CNICompatibilityIPs []netip.Addr
-	// WireGuardIPs that the node published: its claim on them for its location.
+	// WireGuardIPs that the node published as leader: its claim on them for its location.
 	WireGuardIPs []netip.Addr
+	// LocationIPs are the WireGuard IPs that the node last knew its location by.
+	// They claim them too, should the leader and its Node be gone.
+	LocationIPs []netip.Addr
 }
 
 // missing names what a node must publish before it can be part of the mesh.

@@ -20,7 +20,7 @@ type Snapshot struct {
 type Declared struct {
 	// Node holds the fields that are only ever declared: Name, Location,
 	// WantsLead, PodCIDRs, PersistentKeepalive and AllowedLocationIPs, and
-	// WireGuardIPs, the claim that an earlier run published.
+	// WireGuardIPs and LocationIPs, the claims that an earlier run published.
 	Node Node
 	// ForceEndpoint is the annotation force-endpoint, zero without one. Its
 	// port is also the local listen port.
@@ -42,6 +42,8 @@ type Publication struct {
 	InternalIPs []netip.Prefix
 	// WireGuardIPs with the length of the WireGuard CIDR; only of a leader, at most one for each family.
 	WireGuardIPs []netip.Prefix
+	// LocationIPs are the leader's WireGuardIPs, of a node that has another leader.
+	LocationIPs []netip.Prefix
 	// CNICompatibilityIPs as single addresses, in the add-on modes that need them.
 	CNICompatibilityIPs []netip.Prefix
 	Granularity         Granularity

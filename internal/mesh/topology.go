@@ -202,11 +202,15 @@ func (t *Topology) Publication(name string) (p Publication, ok bool) {
 	}
 	l := &t.Locations[i]
 	p = PublicationOf(t.cfg, *l.Nodes[j])
+	var ips []netip.Prefix
+	for _, ip := range l.WireGuardIPs {
+		cidr, _ := ofFamily(t.cfg.WireGuardCIDRs, ip)
+		ips = append(ips, netip.PrefixFrom(ip, cidr.Bits()))
+	}
 	if j == l.Leader {
-		for _, ip := range l.WireGuardIPs {
-			cidr, _ := ofFamily(t.cfg.WireGuardCIDRs, ip)
-			p.WireGuardIPs = append(p.WireGuardIPs, netip.PrefixFrom(ip, cidr.Bits()))
-		}
+		p.WireGuardIPs = ips
+	} else {
+		p.LocationIPs = ips
 	}
 	return p, true
 }

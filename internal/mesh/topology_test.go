@@ -198,6 +198,37 @@ func TestNewLeaderInheritsTheWireGuardIP(t *testing.T) {
 	}
 }
 
+func TestLocationKeepsItsWireGuardIPWhenTheLeadersNodeIsDeleted(t *testing.T) {
+	cfg, nodes := testConfig(), fourNodes()
+	nodes[1].InternalIPs = prefixes("192.168.0.3/32")
+	nodes[1].WireGuardIPs = []netip.Addr{addr("10.4.7.7")}
+	topology, _ := computed(t, cfg, nodes, nil)
+	p, _ := topology.Publication("c")
+	if !slices.Equal(p.LocationIPs, prefixes("10.4.7.7/16")) || p.WireGuardIPs != nil {
+		t.Fatalf("c publishes %+v, want the location's address, but not as leader", p)
+	}
+	nodes[2].LocationIPs = []netip.Addr{p.LocationIPs[0].Addr()}
+	nodes = slices.Delete(nodes, 1, 2)
+	topology, _ = computed(t, cfg, nodes, nil)
+	if p, _ := topology.Publication("c"); !slices.Equal(p.WireGuardIPs, prefixes("10.4.7.7/16")) {
+		t.Errorf("c publishes %+v, want to have inherited 10.4.7.7", p)
+	}
+}
+
+func TestMemberThatMovedTakesNoAddressAlong(t *testing.T) {
+	nodes := fourNodes()
+	nodes[1].WireGuardIPs = []netip.Addr{addr("10.4.7.7")} // leads 2
+	nodes[2].Location, nodes[2].LocationIPs = "0", []netip.Addr{addr("10.4.7.7")}
+	topology, _ := computed(t, testConfig(), nodes, nil)
+	got := map[string]string{}
+	for _, s := range summarise(topology) {
+		got[s.ID] = s.WireGuardIP
+	}
+	if got["location:2"] != "10.4.7.7" || got["location:0"] != "10.4.0.1" {
+		t.Errorf("WireGuard IPs %v, want location 2 to keep its own", got)
+	}
+}
+
 func TestClaimsOutsideTheRangeAreIgnoredAndConflictsSettleByName(t *testing.T) {
 	nodes := fourNodes()
 	nodes[0].WireGuardIPs = []netip.Addr{addr("10.9.0.1")}
