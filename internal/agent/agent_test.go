@@ -374,19 +374,19 @@ func TestUnresolvableNameDelaysNobody(t *testing.T) {
 		time.Sleep(2 * lookupTimeout)
 		time.Sleep(retryInterval)
 		synctest.Wait()
-		if got := f.kernel.state.Device.Peers[mesh.PublicKey{4}].Endpoint.String(); got != "198.51.100.7:51820" {
+		if got := f.kernel.state.Device.Peer(mesh.PublicKey{4}).Endpoint.String(); got != "198.51.100.7:51820" {
 			t.Errorf("endpoint = %s, want the resolved address", got)
 		}
 		answer.Store(&[]netip.Addr{two, one}) // a name with several addresses does not make the endpoint jump
 		time.Sleep(2 * refreshInterval)
 		synctest.Wait()
-		if got := f.kernel.state.Device.Peers[mesh.PublicKey{4}].Endpoint.String(); got != "198.51.100.7:51820" {
+		if got := f.kernel.state.Device.Peer(mesh.PublicKey{4}).Endpoint.String(); got != "198.51.100.7:51820" {
 			t.Errorf("endpoint = %s after the answer's order changed", got)
 		}
 		answer.Store(&[]netip.Addr{two})
 		time.Sleep(2 * refreshInterval)
 		synctest.Wait()
-		if got := f.kernel.state.Device.Peers[mesh.PublicKey{4}].Endpoint.String(); got != "198.51.100.8:51820" {
+		if got := f.kernel.state.Device.Peer(mesh.PublicKey{4}).Endpoint.String(); got != "198.51.100.8:51820" {
 			t.Errorf("endpoint = %s, want the new address of the name", got)
 		}
 		if err := f.end(); err != nil {

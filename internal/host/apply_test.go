@@ -27,9 +27,9 @@ func ofFamilyOnly(s mesh.State, v6 bool) mesh.State {
 	s.Addrs = slices.DeleteFunc(slices.Clone(s.Addrs), func(a mesh.Addr) bool { return keep(a.Prefix) })
 	s.Routes = slices.DeleteFunc(slices.Clone(s.Routes), func(r mesh.Route) bool { return keep(r.Dst) })
 	s.Rules = slices.DeleteFunc(slices.Clone(s.Rules), func(r mesh.Rule) bool { return keep(r.To) })
-	for k, peer := range s.Device.Peers {
+	for i := range s.Device.Peers {
+		peer := &s.Device.Peers[i]
 		peer.AllowedIPs = slices.DeleteFunc(slices.Clone(peer.AllowedIPs), keep)
-		s.Device.Peers[k] = peer
 	}
 	s.Forward4, s.Forward6 = !v6, v6
 	return s
@@ -64,10 +64,9 @@ func TestApplyShrinks(t *testing.T) {
 
 	s := fullState()
 	s.Routes, s.Rules, s.Addrs = s.Routes[:2], s.Rules[:1], s.Addrs[:1]
-	delete(s.Device.Peers, public(3))
-	stays := s.Device.Peers[public(2)]
+	s.Device.Peers = slices.DeleteFunc(s.Device.Peers, func(p mesh.DevicePeer) bool { return p.Key == public(3) })
+	stays := s.Device.Peer(public(2))
 	stays.AllowedIPs = slices.DeleteFunc(stays.AllowedIPs, func(p netip.Prefix) bool { return p == pfx("10.4.0.2/32") })
-	s.Device.Peers[public(2)] = stays
 	give(s.Device, pfx("fd00:5::1/128"), public(2)) // moves to the peer that stays
 	h := newHost(t)
 	mustApply(t, h, s)

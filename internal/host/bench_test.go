@@ -8,8 +8,11 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
+
+	"go4.org/netipx"
 
 	"github.com/kilomesh/kilo/internal/mesh"
 )
@@ -59,20 +62,23 @@ func BenchmarkDiff(b *testing.B) {
 	} {
 		want := plannedState(b, bb.g, bb.n, bb.locations)
 		less := plannedState(b, bb.g, bb.n-1, bb.locations)
-		var have []ownRoute
+		var have []*ownRoute
 		for _, r := range less.Routes {
-			have = append(have, ownRoute{Route: r, key: keyOf(r)})
+			have = append(have, &ownRoute{Route: r, key: keyOf(r)})
 		}
 		device := deviceOf(less.Device)
-		table := firewallTable(less.Firewall)
+		var ranges [][]netipx.IPRange
+		for _, s := range firewallTable(less.Firewall).sets {
+			ranges = append(ranges, slices.Collect(s.ranges))
+		}
 		b.Run(bb.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				routes := diffRoutes(want.Routes, have)
-				peers := diffDevice(want.Device, device, nil, time.Time{})
+				peers := diffDevice(want.Device, device, desired{}, time.Time{})
 				changed := 0
 				for i, s := range firewallTable(want.Firewall).sets {
-					add, del := diffRanges(s.ranges, table.sets[i].ranges)
+					add, del := diffRanges(s.ranges, ranges[i])
 					changed += len(add) + len(del)
 				}
 				if len(routes.add) == 0 || len(routes.add)+len(routes.stale)+len(peers.grow)+len(peers.shrink)+changed > 20 {

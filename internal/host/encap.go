@@ -14,8 +14,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/kilomesh/kilo/internal/mesh"
 )
 
 // Over an external ip6tnl link (see linkSpec) a mesh.Route's Via is the other
@@ -64,20 +62,9 @@ func (e *encap6) Equal(o netlink.Encap) bool {
 // nlaTypeMask takes the flags off the type of an attribute, NLA_TYPE_MASK of linux/netlink.h.
 const nlaTypeMask = 0x3fff
 
-// wantRoutes returns the desired routes in the form in which they are read back.
-func (p *pass) wantRoutes() []mesh.Route {
-	want := slices.Clone(p.want.Routes)
-	for i := range want {
-		if r := &want[i]; r.Via.IsValid() && isExternal(p.links[r.Dev]) {
-			r.OnLink = true // nothing needs to lead to the other end over the tunnel link
-		}
-	}
-	return want
-}
-
 // observeEncaps completes routes of ours over external links.
-func (p *pass) observeEncaps(own []ownRoute) error {
-	external := func(o ownRoute) bool { return o.Dst.Addr().Is6() && isExternal(p.links[o.Dev]) }
+func (p *pass) observeEncaps(own []*ownRoute) error {
+	external := func(o *ownRoute) bool { return o.Dst.Addr().Is6() && isExternal(p.links[o.Dev]) }
 	if !slices.ContainsFunc(own, external) {
 		return nil
 	}
@@ -85,8 +72,8 @@ func (p *pass) observeEncaps(own []ownRoute) error {
 	if _, err := dump(func() ([]struct{}, error) { return nil, readEncaps(encaps) }); err != nil {
 		return err
 	}
-	for i := range own {
-		if o := &own[i]; external(*o) {
+	for _, o := range own {
+		if external(o) {
 			if dst, ok := encaps[o.key]; ok {
 				o.Via, o.OnLink = dst, true
 			}

@@ -4,7 +4,9 @@ package host
 
 import (
 	"fmt"
+	"iter"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"go4.org/netipx"
@@ -23,7 +25,7 @@ type fwTable struct {
 type fwSet struct {
 	name   string
 	v6     bool
-	ranges []netipx.IPRange
+	ranges iter.Seq[netipx.IPRange]
 }
 
 // fwChain is a base chain.
@@ -84,10 +86,10 @@ func firewallTable(f mesh.Firewall) fwTable {
 	t.chains = append(t.chains, post)
 	in := fwChain{name: "input", kind: "filter", hook: "input", priority: "filter", number: priorityFilter}
 	for _, v6 := range []bool{false, true} {
-		from := fwSet{name: setName("tunnel_from", v6), v6: v6, ranges: rangesOf(f.TunnelFrom, v6)}
-		if len(from.ranges) == 0 {
+		if !slices.ContainsFunc(f.TunnelFrom, func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }) {
 			continue // other people's tunnels over this family are not our business
 		}
+		from := fwSet{name: setName("tunnel_from", v6), v6: v6, ranges: rangesOf(f.TunnelFrom, v6)}
 		t.sets = append(t.sets, from)
 		notOurs := []fwMatch{{not: true, set: from.name}}
 		if f.TunnelPort != 0 {
@@ -119,19 +121,28 @@ func setName(name string, v6 bool) string {
 	return name + "4"
 }
 
-// rangesOf returns the addresses of one family as the fewest ranges.
-func rangesOf(ps []netip.Prefix, v6 bool) []netipx.IPRange {
-	var b netipx.IPSetBuilder
-	for _, p := range ps {
-		if p.Addr().Is6() == v6 {
-			b.AddPrefix(p)
+// rangesOf yields the addresses of one family as the fewest ranges. The
+// prefixes are sorted, and none contains another.
+func rangesOf(ps []netip.Prefix, v6 bool) iter.Seq[netipx.IPRange] {
+	return func(yield func(netipx.IPRange) bool) {
+		var from, to netip.Addr // of the range that may go on
+		for _, p := range ps {
+			if p.Addr().Is6() != v6 {
+				continue
+			}
+			if from.IsValid() && to.Next() == p.Addr() {
+				to = netipx.PrefixLastIP(p)
+				continue
+			}
+			if from.IsValid() && !yield(netipx.IPRangeFrom(from, to)) {
+				return
+			}
+			from, to = p.Addr(), netipx.PrefixLastIP(p)
+		}
+		if from.IsValid() {
+			yield(netipx.IPRangeFrom(from, to))
 		}
 	}
-	set, err := b.IPSet()
-	if err != nil {
-		return nil // only invalid prefixes make an error, and they have no addresses
-	}
-	return set.Ranges()
 }
 
 // FirewallText returns the table "inet kilo" that Apply makes of f, in the
@@ -142,11 +153,11 @@ func FirewallText(f mesh.Firewall) string {
 	t := firewallTable(f)
 	for _, s := range t.sets {
 		fmt.Fprintf(&b, "\tset %s {\n\t\ttype %s\n\t\tflags interval\n", s.name, s.keyType())
-		if len(s.ranges) > 0 {
-			texts := make([]string, len(s.ranges))
-			for i, r := range s.ranges {
-				texts[i] = rangeText(r)
-			}
+		var texts []string
+		for r := range s.ranges {
+			texts = append(texts, rangeText(r))
+		}
+		if len(texts) > 0 {
 			fmt.Fprintf(&b, "\t\telements = { %s }\n", strings.Join(texts, ",\n\t\t\t     "))
 		}
 		b.WriteString("\t}\n\n")

@@ -33,11 +33,11 @@ func firewalls() map[string]mesh.Firewall {
 	return map[string]mesh.Firewall{
 		"empty": {},
 		"full":  fullState().Firewall,
-		"everything": {
+		"everything": sorted(mesh.State{Firewall: mesh.Firewall{
 			MasqueradeFrom: []netip.Prefix{pfx("0.0.0.0/0"), pfx("::/0")},
 			Known:          []netip.Prefix{pfx("10.0.0.0/25"), pfx("10.0.0.128/25"), pfx("10.0.1.0/24"), pfx("10.0.2.0/32"), pfx("255.255.255.255/32"), pfx("0.0.0.0/8"), pfx("ffff::/16"), pfx("fd00::1/128")},
 			TunnelFrom:     []netip.Prefix{pfx("192.168.0.0/16"), pfx("fd01::1/128"), pfx("fd01::2/127")},
-		},
+		}}).Firewall,
 		"VXLAN":       {TunnelPort: mesh.VXLANPort, TunnelFrom: []netip.Prefix{pfx("192.168.0.1/32"), pfx("fd01::1/128")}},
 		"IPv6 tunnel": {TunnelFrom: []netip.Prefix{pfx("fd01::1/128")}},
 	}
@@ -93,7 +93,7 @@ func firewallState(f mesh.Firewall) mesh.State {
 	if len(f.Known)+len(f.MasqueradeFrom)+len(f.MasqueradeTo)+len(f.TunnelFrom) == 0 {
 		f.Known = []netip.Prefix{pfx("192.0.2.0/24")}
 	}
-	return mesh.State{Firewall: f}
+	return sorted(mesh.State{Firewall: f})
 }
 
 // checkFirewall compares the table in the kernel with the one desired.
@@ -106,8 +106,8 @@ func checkFirewall(t *testing.T, f mesh.Firewall) {
 		t.Fatalf("table %+v, want %+v", have, want)
 	}
 	for _, s := range want.sets {
-		if !slices.Equal(s.ranges, have.sets[s.name].ranges) {
-			t.Errorf("set %s: got %v, want %v", s.name, have.sets[s.name].ranges, s.ranges)
+		if ranges := slices.Collect(s.ranges); !slices.Equal(ranges, have.sets[s.name].ranges) {
+			t.Errorf("set %s: got %v, want %v", s.name, have.sets[s.name].ranges, ranges)
 		}
 	}
 }
@@ -151,14 +151,14 @@ func TestFirewallElementsAreUpdatedInPlace(t *testing.T) {
 	// One range grows, one shrinks, one goes, one comes, in both families.
 	known := s.Firewall.Known[4:]
 	known = append(known, pfx("10.0.5.0/24"), pfx("10.200.0.0/16"), pfx("fd00:500::/24"), pfx("255.0.0.0/8"))
-	s.Firewall.Known = known
+	s = firewallState(mesh.Firewall{Known: known})
 	before := h.Writes()
 	changes := mustApply(t, h, s)
 	checkFirewall(t, s.Firewall)
 	if len(changes) != 2 || changes[0].Kind != KindSet || h.Writes()-before != 1 {
 		t.Errorf("%d writes, changes %v; want one transaction for two sets", h.Writes()-before, changes)
 	}
-	s.Firewall.Known = prefixes(1)
+	s = firewallState(mesh.Firewall{Known: prefixes(1)})
 	mustApply(t, h, s)
 	checkFirewall(t, s.Firewall)
 }
@@ -294,7 +294,23 @@ func TestRangesSurviveElements(t *testing.T) {
 				ps = append(ps, netip.PrefixFrom(netip.AddrFrom4([4]byte(b)), rapid.IntRange(0, 32).Draw(t, "bits")).Masked())
 			}
 		}
-		want := rangesOf(ps, v6)
+		compact := func(ps []netip.Prefix) []netip.Prefix {
+			s := mesh.State{Firewall: mesh.Firewall{Known: slices.Clone(ps)}}
+			s.Sort()
+			return s.Firewall.Known
+		}
+		var set netipx.IPSetBuilder
+		for _, p := range ps {
+			set.AddPrefix(p)
+		}
+		oracle, err := set.IPSet()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := oracle.Ranges()
+		if got := slices.Collect(rangesOf(compact(ps), v6)); !slices.Equal(got, want) {
+			t.Fatalf("ranges of %v: %v, want %v", ps, got, want)
+		}
 		elements := elementsOf(want)
 		rand := rapid.Permutation(elements).Draw(t, "order")
 		got, ok := rangesFrom(rand, v6)
@@ -302,8 +318,8 @@ func TestRangesSurviveElements(t *testing.T) {
 			t.Fatalf("got %v %t, want %v", got, ok, want)
 		}
 		// Whatever there was, what is added and deleted leads to what is wanted.
-		other := rangesOf(ps[:len(ps)/2], v6)
-		add, del := diffRanges(want, other)
+		other := slices.Collect(rangesOf(compact(ps[:len(ps)/2]), v6))
+		add, del := diffRanges(slices.Values(want), other)
 		left := slices.DeleteFunc(slices.Clone(other), func(r netipx.IPRange) bool { return slices.Contains(del, r) })
 		left = append(left, add...)
 		slices.SortFunc(left, func(a, b netipx.IPRange) int { return a.From().Compare(b.From()) })

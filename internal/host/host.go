@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -87,8 +86,8 @@ type Host struct {
 	wg     wgClient
 	dialWG func() (wgClient, error)
 	now    func() time.Time
-	// endpoints are those last desired by this process, see diffDevice.
-	endpoints map[mesh.PublicKey]netip.AddrPort
+	// desired is what this process desired last, see diffDevice.
+	desired desired
 }
 
 // New opens the sockets of a Host in the current network namespace. It changes
@@ -104,11 +103,10 @@ func New(cfg Config) (*Host, error) {
 		cfg.CNIBridge = "kube-bridge"
 	}
 	h := &Host{
-		cfg:       cfg,
-		log:       cfg.Log,
-		now:       time.Now, //nolint:forbidigo // handshakes are judged by the clock of the kernel that saw them
-		dialWG:    func() (wgClient, error) { return wgctrl.New() },
-		endpoints: map[mesh.PublicKey]netip.AddrPort{},
+		cfg:    cfg,
+		log:    cfg.Log,
+		now:    time.Now, //nolint:forbidigo // handshakes are judged by the clock of the kernel that saw them
+		dialWG: func() (wgClient, error) { return wgctrl.New() },
 	}
 	var err error
 	if h.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {

@@ -110,7 +110,7 @@ func mustBeQuiet(t *testing.T, h *Host, s mesh.State) {
 // fullState is a leader of both address families.
 func fullState() mesh.State {
 	a, b := public(2), public(3)
-	return mesh.State{
+	return sorted(mesh.State{
 		Links: []mesh.Link{{Name: "kilo0", Kind: mesh.KindWireGuard, MTU: 1400, Up: true}},
 		Addrs: []mesh.Addr{{Dev: "kilo0", Prefix: pfx("10.4.0.1/16")}, {Dev: "kilo0", Prefix: pfx("fd10:4::1/64")}},
 		Routes: []mesh.Route{
@@ -131,10 +131,10 @@ func fullState() mesh.State {
 		},
 		Device: owning(mesh.Device{
 			PrivateKey: secret(1), ListenPort: 51820,
-			Peers: map[mesh.PublicKey]mesh.DevicePeer{
+			Peers: peersOf(map[mesh.PublicKey]mesh.DevicePeer{
 				a: {Name: "node/a", Endpoint: netip.MustParseAddrPort("192.0.2.1:51820"), PersistentKeepalive: 25},
 				b: {Name: "peer/b", Endpoint: netip.MustParseAddrPort("[2001:db8::2]:51820"), PresharedKey: secret(9)},
-			},
+			}),
 		}, map[netip.Prefix]mesh.PublicKey{
 			pfx("10.2.1.0/24"): a, pfx("10.4.0.2/32"): a, pfx("fd00:2:1::/64"): a,
 			pfx("10.5.0.1/32"): b, pfx("fd00:5::1/128"): b,
@@ -146,7 +146,13 @@ func fullState() mesh.State {
 			TunnelFrom:     []netip.Prefix{pfx("192.168.1.1/32"), pfx("192.168.2.9/32")},
 		},
 		Forward4: true, Forward6: true,
-	}
+	})
+}
+
+// sorted returns s with its slices in the order of a State.
+func sorted(s mesh.State) mesh.State {
+	s.Sort()
+	return s
 }
 
 // uplink makes the link of the underlay that fullState is about.
@@ -258,7 +264,7 @@ func addGarbage(t *testing.T) {
 		Links: []mesh.Link{{Name: kilo.Attrs().Name, Kind: mesh.KindWireGuard, MTU: 1300, Up: true}},
 		Device: owning(mesh.Device{
 			PrivateKey: secret(7), ListenPort: 4242,
-			Peers: map[mesh.PublicKey]mesh.DevicePeer{public(8): {Name: "old"}, public(2): {Name: "node/a", PersistentKeepalive: 5, PresharedKey: secret(4)}},
+			Peers: peersOf(map[mesh.PublicKey]mesh.DevicePeer{public(8): {Name: "old"}, public(2): {Name: "node/a", PersistentKeepalive: 5, PresharedKey: secret(4)}}),
 		}, map[netip.Prefix]mesh.PublicKey{
 			pfx("10.2.1.0/24"): public(8), pfx("10.66.0.0/16"): public(2), pfx("10.4.0.2/32"): public(2), pfx("fd00:5::1/128"): public(2),
 		}),
@@ -320,22 +326,30 @@ func checkSet(t *testing.T, what string, want, got []string) {
 
 // deviceOf is the device that a State asks for.
 func deviceOf(d mesh.Device) device {
-	out := device{privateKey: d.PrivateKey, listenPort: d.ListenPort, peers: map[mesh.PublicKey]devicePeer{}}
-	for k, p := range d.Peers {
-		out.peers[k] = devicePeer{endpoint: p.Endpoint, presharedKey: p.PresharedKey, keepalive: p.PersistentKeepalive, allowedIPs: map[netip.Prefix]bool{}}
+	out := device{privateKey: d.PrivateKey, listenPort: d.ListenPort}
+	for _, p := range d.Peers {
+		out.peers = append(out.peers, devicePeer{key: p.Key, endpoint: p.Endpoint, presharedKey: p.PresharedKey, keepalive: p.PersistentKeepalive, allowedIPs: slices.Clone(p.AllowedIPs)})
 	}
-	owners, _ := ownersOf(d)
-	for p, k := range owners {
-		out.peers[k].allowedIPs[p] = true
+	return out
+}
+
+// peersOf are the peers of a mesh.Device.
+func peersOf(byKey map[mesh.PublicKey]mesh.DevicePeer) []mesh.DevicePeer {
+	var out []mesh.DevicePeer
+	for k, p := range byKey {
+		p.Key = k
+		out = append(out, p)
 	}
+	s := mesh.State{Device: mesh.Device{Peers: out}}
+	s.Sort()
 	return out
 }
 
 // give adds a prefix to a peer of the device.
 func give(d mesh.Device, p netip.Prefix, k mesh.PublicKey) {
-	peer := d.Peers[k]
+	peer := d.Peer(k)
 	peer.AllowedIPs = append(peer.AllowedIPs, p)
-	d.Peers[k] = peer
+	mesh.SortPrefixes(peer.AllowedIPs)
 }
 
 // owning adds prefixes to peers of the device.
@@ -350,9 +364,10 @@ func owning(d mesh.Device, owners map[netip.Prefix]mesh.PublicKey) mesh.Device {
 func deviceText(d device) []string {
 	public, _ := d.privateKey.Public()
 	out := []string{"device " + public.String(), "port " + netip.AddrPortFrom(netip.Addr{}, d.listenPort).String()}
-	for k, p := range d.peers {
+	for _, p := range d.peers {
+		k := p.key
 		psk, _ := p.presharedKey.Public()
-		for prefix := range p.allowedIPs {
+		for _, prefix := range p.allowedIPs {
 			out = append(out, k.String()+" allowed "+prefix.String())
 		}
 		out = append(out, k.String()+" endpoint "+p.endpoint.String()+" psk "+psk.String()+" keepalive "+netip.AddrPortFrom(netip.Addr{}, p.keepalive).String())

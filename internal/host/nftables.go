@@ -7,6 +7,7 @@ package host
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/google/nftables"
@@ -148,24 +149,20 @@ func (p *pass) updateSets(want fwTable, have *observedTable) bool {
 	return false
 }
 
-// diffRanges compares two sorted lists of ranges.
-func diffRanges(want, have []netipx.IPRange) (add, del []netipx.IPRange) {
-	in := make(map[netipx.IPRange]bool, len(have))
-	for _, r := range have {
-		in[r] = true
-	}
-	for _, r := range want {
-		if !in[r] {
-			add = append(add, r)
+// diffRanges compares the ranges of a set with those that it has; both are sorted.
+func diffRanges(want iter.Seq[netipx.IPRange], have []netipx.IPRange) (add, del []netipx.IPRange) {
+	for w := range want {
+		for len(have) > 0 && have[0].From().Less(w.From()) {
+			del = append(del, have[0])
+			have = have[1:]
 		}
-		delete(in, r)
-	}
-	for _, r := range have {
-		if in[r] {
-			del = append(del, r)
+		if len(have) > 0 && have[0] == w {
+			have = have[1:]
+			continue
 		}
+		add = append(add, w) // one that only begins alike goes with those before the next
 	}
-	return add, del
+	return add, append(del, have...)
 }
 
 func kiloTable() *nftables.Table {
@@ -184,7 +181,7 @@ func replaceTable(conn *nftables.Conn, t fwTable, exists bool) error {
 		if err := conn.AddSet(set, nil); err != nil {
 			return err
 		}
-		if err := addElements(conn, set, s.ranges); err != nil {
+		if err := addElements(conn, set, slices.Collect(s.ranges)); err != nil {
 			return err
 		}
 	}

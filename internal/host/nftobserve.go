@@ -23,7 +23,13 @@ var errTable = errors.New("the table is not readable")
 type observedTable struct {
 	chains map[string]fwChain // without the rules themselves
 	rules  map[string][]string
-	sets   map[string]fwSet
+	sets   map[string]observedSet
+}
+
+// observedSet is an interval set, see fwSet.
+type observedSet struct {
+	v6     bool
+	ranges []netipx.IPRange
 }
 
 // observeTable reads the table, nil without one. An errTable says that it
@@ -36,7 +42,7 @@ func observeTable(conn *nftables.Conn) (*observedTable, error) {
 	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == tableName }) {
 		return nil, nil
 	}
-	o := &observedTable{chains: map[string]fwChain{}, rules: map[string][]string{}, sets: map[string]fwSet{}}
+	o := &observedTable{chains: map[string]fwChain{}, rules: map[string][]string{}, sets: map[string]observedSet{}}
 	if err := o.readChains(conn); err != nil {
 		return o, err
 	}
@@ -92,7 +98,7 @@ func (o *observedTable) readSets(conn *nftables.Conn) error {
 		if !ok {
 			return fmt.Errorf("%w: set %s has elements that are no ranges", errTable, s.Name)
 		}
-		o.sets[s.Name] = fwSet{name: s.Name, v6: v6, ranges: ranges}
+		o.sets[s.Name] = observedSet{v6, ranges}
 	}
 	return nil
 }

@@ -5,10 +5,12 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -56,67 +58,91 @@ type routePlan struct {
 	add     []mesh.Route
 	replace []mesh.Route
 	// stale are to be deleted after the rest.
-	stale []ownRoute
+	stale []*ownRoute
 	errs  []error
 }
 
-// diffRoutes compares the desired routes with those of ours that the kernel has.
-func diffRoutes(want []mesh.Route, have []ownRoute) routePlan {
+// diffRoutes compares the desired routes, which are sorted, with those of ours
+// that the kernel has, which it sorts.
+func diffRoutes(want []mesh.Route, have []*ownRoute) routePlan {
 	var plan routePlan
-	byKey := map[routeKey][]ownRoute{}
-	for _, h := range have {
-		byKey[h.key] = append(byKey[h.key], h)
+	byTarget := func(a, b *ownRoute) int { return compareTargets(&a.Route, &b.Route) }
+	if !slices.IsSortedFunc(have, byTarget) { // the kernel's order is ours within most tables
+		slices.SortStableFunc(have, byTarget)
 	}
-	wanted := map[routeKey]mesh.Route{}
-	for _, w := range want {
-		k := keyOf(w)
-		if first, ok := wanted[k]; ok {
-			if first != w {
-				plan.errs = append(plan.errs, fmt.Errorf("ip route add %s: %w: %s", routeText(w), errTwoRoutes, routeText(first)))
-			}
+	var last *mesh.Route
+	for i := range want {
+		w := &want[i]
+		if last != nil && compareTargets(last, w) == 0 {
+			plan.errs = append(plan.errs, fmt.Errorf("ip route add %s: %w: %s", routeText(*w), errTwoRoutes, routeText(*last)))
 			continue
 		}
-		wanted[k] = w
-		switch same, others := split(byKey[k], w); {
-		case same:
-			plan.stale = append(plan.stale, others...)
-		case len(others) == 0:
-			plan.add = append(plan.add, w)
-		default:
-			plan.replace = append(plan.replace, w)
-			plan.stale = append(plan.stale, leftovers(others, w)...)
+		last = w
+		for len(have) > 0 && compareTargets(&have[0].Route, w) < 0 {
+			plan.stale = append(plan.stale, have[0])
+			have = have[1:]
 		}
-	}
-	for _, h := range have {
-		if _, ok := wanted[h.key]; !ok {
-			plan.stale = append(plan.stale, h)
+		n := 0 // of those to the same destination
+		for n < len(have) && compareTargets(&have[n].Route, w) == 0 {
+			n++
 		}
+		plan.target(*w, have[:n])
+		have = have[n:]
 	}
+	plan.stale = append(plan.stale, have...)
 	return plan
 }
+
+// compareTargets orders by what a packet is matched with.
+func compareTargets(a, b *mesh.Route) int {
+	if a.Dst.Addr().Is4() != b.Dst.Addr().Is4() || a.Table == b.Table {
+		return mesh.ComparePrefix(a.Dst, b.Dst)
+	}
+	return cmp.Compare(a.Table, b.Table)
+}
+
+// target plans what makes w of the routes to its destination.
+func (plan *routePlan) target(w mesh.Route, have []*ownRoute) {
+	if len(have) == 1 && have[0].is(w) {
+		return
+	}
+	k := keyOf(w)
+	same := false
+	var others []*ownRoute // that have the key of w, or are none of the kind
+	for _, h := range have {
+		switch {
+		case h.key != k:
+			plan.stale = append(plan.stale, h)
+		case h.is(w) && !same:
+			same = true
+		default:
+			others = append(others, h)
+		}
+	}
+	switch {
+	case same:
+		plan.stale = append(plan.stale, others...)
+	case len(others) == 0:
+		plan.add = append(plan.add, w)
+	default:
+		plan.replace = append(plan.replace, w)
+		plan.stale = append(plan.stale, leftovers(others, w)...)
+	}
+}
+
+// is reports whether o is the desired route.
+func (o *ownRoute) is(w mesh.Route) bool { return !o.odd && o.Route == w }
 
 var (
 	errTwoRoutes = errors.New("the state has another route to the same destination")
 	errForeign   = errors.New("another program has a route to the same destination, which is left alone")
 )
 
-// split parts the routes of one key into the desired one and the others.
-func split(have []ownRoute, w mesh.Route) (same bool, others []ownRoute) {
-	for _, h := range have {
-		if !h.odd && h.Route == w && !same {
-			same = true
-			continue
-		}
-		others = append(others, h)
-	}
-	return same, others
-}
-
 // leftovers returns what remains of routes of one key after w replaced the
 // first of them. A message that deletes an IPv6 route does not tell its source
 // address from another (net/ipv6/route.c, ip6_route_del), so it would hit w.
-func leftovers(others []ownRoute, w mesh.Route) []ownRoute {
-	var rest []ownRoute
+func leftovers(others []*ownRoute, w mesh.Route) []*ownRoute {
+	var rest []*ownRoute
 	for _, o := range others[1:] {
 		if w.Dst.Addr().Is6() && o.Via == w.Via && o.Dev == w.Dev {
 			continue
@@ -127,8 +153,8 @@ func leftovers(others []ownRoute, w mesh.Route) []ownRoute {
 }
 
 // observeRoutes reads the routes of our protocol, of all tables.
-func (p *pass) observeRoutes() ([]ownRoute, error) {
-	var own []ownRoute
+func (p *pass) observeRoutes() ([]*ownRoute, error) {
+	var own []*ownRoute
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		routes, err := dump(func() ([]netlink.Route, error) {
 			filter := &netlink.Route{Protocol: RouteProtocol}
@@ -149,8 +175,8 @@ func noFamily(err error) bool {
 	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-func (p *pass) ownRoute(r netlink.Route) ownRoute {
-	o := ownRoute{raw: r, Route: mesh.Route{
+func (p *pass) ownRoute(r netlink.Route) *ownRoute {
+	o := &ownRoute{raw: r, Route: mesh.Route{
 		Dst:    dstOf(r),
 		Via:    addrOf(r.Gw),
 		Src:    addrOf(r.Src),
@@ -189,13 +215,13 @@ func addrOf(ip net.IP) netip.Addr { //nolint:forbidigo // what netlink gives
 }
 
 // addRoutes adds and replaces routes, and returns those that are to be deleted.
-func (p *pass) addRoutes() (stale []ownRoute) {
+func (p *pass) addRoutes() (stale []*ownRoute) {
 	have, err := p.observeRoutes()
 	if err != nil {
 		p.errs = append(p.errs, fmt.Errorf("ip route list proto %d: %w", RouteProtocol, err))
 		return nil
 	}
-	plan := diffRoutes(p.wantRoutes(), have)
+	plan := diffRoutes(p.want.Routes, have)
 	p.errs = append(p.errs, plan.errs...)
 	for _, r := range plan.add {
 		p.addRoute(r)
@@ -238,7 +264,7 @@ func (p *pass) replaceRoute(r mesh.Route) {
 }
 
 // deleteRoutes deletes routes of ours.
-func (p *pass) deleteRoutes(stale []ownRoute) {
+func (p *pass) deleteRoutes(stale []*ownRoute) {
 	for _, o := range stale {
 		text := routeText(o.Route)
 		if o.odd {

@@ -17,22 +17,23 @@ import (
 // bigState is a leader in a mesh of n locations of one node each.
 func bigState(n int) mesh.State {
 	s := fullState()
-	s.Device.Peers = map[mesh.PublicKey]mesh.DevicePeer{}
-	s.Routes, s.Firewall.Known = nil, nil
+	s.Device.Peers, s.Routes, s.Firewall.Known = nil, nil, nil
 	for i := range n {
 		a, b := byte(i>>8), byte(i)
 		key := mesh.PublicKey{1, b, a}
 		wg := netip.AddrFrom4([4]byte{10, 4, a + 1, b})
-		s.Device.Peers[key] = mesh.DevicePeer{Name: fmt.Sprint("node/", i), PersistentKeepalive: 0}
+		peer := mesh.DevicePeer{Key: key, Name: fmt.Sprint("node/", i)}
 		for _, p := range []netip.Prefix{
 			netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 128 + a, b, 0}), 24),
 			netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 16 + a, b, 1}), 32),
 		} {
-			give(s.Device, p, key)
+			peer.AllowedIPs = append(peer.AllowedIPs, p)
 			s.Firewall.Known = append(s.Firewall.Known, p)
 			s.Routes = append(s.Routes, mesh.Route{Dst: p, Via: wg, Dev: "kilo0", Src: ip("192.168.1.1"), Table: mesh.TableMain, OnLink: true})
 		}
+		s.Device.Peers = append(s.Device.Peers, peer)
 	}
+	s.Sort()
 	return s
 }
 

@@ -5,9 +5,9 @@ package host
 import (
 	"errors"
 	"fmt"
-	"maps"
+	"iter"
 	"net/netip"
-	"slices"
+	"sync"
 	"time"
 
 	"github.com/kilomesh/kilo/internal/mesh"
@@ -22,16 +22,17 @@ const rejectAfter = 180 * time.Second
 type device struct {
 	privateKey mesh.SecretKey
 	listenPort uint16
-	peers      map[mesh.PublicKey]devicePeer
+	peers      []devicePeer // by key
 }
 
 // devicePeer is one peer of a device.
 type devicePeer struct {
+	key           mesh.PublicKey
 	endpoint      netip.AddrPort
 	presharedKey  mesh.SecretKey
 	keepalive     uint16
 	lastHandshake time.Time
-	allowedIPs    map[netip.Prefix]bool
+	allowedIPs    []netip.Prefix // sorted as mesh.SortPrefixes does
 }
 
 // peerChange changes one peer of a device. Nil pointers leave the value alone.
@@ -56,91 +57,83 @@ type devicePlan struct {
 	listenPort *uint16
 	grow       []peerChange
 	shrink     []peerChange
-	// endpoints are the desired ones, to be remembered for the next diff.
-	endpoints map[mesh.PublicKey]netip.AddrPort
-	errs      []error
+	errs       []error
+}
+
+// desired are the endpoints that this process last desired. Those of failed
+// changes are the ones before, zero without one.
+type desired struct {
+	device mesh.Device
+	failed map[mesh.PublicKey]netip.AddrPort
+}
+
+// endpoint returns the peer's, zero without one.
+func (d desired) endpoint(key mesh.PublicKey) netip.AddrPort {
+	if before, ok := d.failed[key]; ok {
+		return before
+	}
+	if p := d.device.Peer(key); p != nil {
+		return unmap(p.Endpoint)
+	}
+	return netip.AddrPort{}
 }
 
 // diffDevice compares a desired device with what the kernel holds at the time
-// now. last are the endpoints that this process desired before.
+// now. last is what this process desired before.
 //
 // WireGuard follows a peer that roams. So the endpoint of a peer is set when
 // the peer is new or has none, when its desired endpoint differs from the one
 // in last, and when it is another and the peer silent for rejectAfter; never
 // otherwise.
-func diffDevice(want mesh.Device, have device, last map[mesh.PublicKey]netip.AddrPort, now time.Time) devicePlan {
-	plan := devicePlan{endpoints: map[mesh.PublicKey]netip.AddrPort{}}
+func diffDevice(want mesh.Device, have device, last desired, now time.Time) devicePlan {
+	var plan devicePlan
 	if want.PrivateKey != have.privateKey {
 		plan.privateKey = &want.PrivateKey
 	}
 	if want.ListenPort != 0 && want.ListenPort != have.listenPort {
 		plan.listenPort = &want.ListenPort
 	}
-	owners, errs := ownersOf(want)
-	plan.errs = errs
 	self, _ := want.PrivateKey.Public()
-	for _, key := range slices.SortedFunc(maps.Keys(want.Peers), mesh.PublicKey.Compare) {
-		w := want.Peers[key]
-		if key == self {
+	wanted := sync.OnceValue(func() map[netip.Prefix]bool { return allowedIPsOf(want) })
+	rest := have.peers
+	for i := range want.Peers {
+		w := &want.Peers[i]
+		if w.Key == self {
 			// WireGuard drops it without a word, and we would add it again and again.
-			plan.errs = append(plan.errs, fmt.Errorf("wg set peer %s (%s): %w", key, w.Name, errOwnKey))
+			plan.errs = append(plan.errs, fmt.Errorf("wg set peer %s (%s): %w", w.Key, w.Name, errOwnKey))
 			continue
 		}
-		if w.Endpoint.IsValid() {
-			plan.endpoints[key] = unmap(w.Endpoint)
+		for len(rest) > 0 && rest[0].key.Compare(w.Key) < 0 {
+			plan.shrink = append(plan.shrink, peerChange{key: rest[0].key, op: OpDelete})
+			rest = rest[1:]
 		}
-		prefixes := make([]netip.Prefix, 0, len(w.AllowedIPs))
-		for _, p := range w.AllowedIPs {
-			if owners[p] == key {
-				prefixes = append(prefixes, p)
-			}
+		var h *devicePeer
+		if len(rest) > 0 && rest[0].key == w.Key {
+			h, rest = &rest[0], rest[1:]
 		}
-		slices.SortFunc(prefixes, netip.Prefix.Compare)
-		h, ok := have.peers[key]
-		if c, changed := growPeer(key, w, prefixes, h, ok, last, now); changed {
+		if c, changed := growPeer(w, h, last, now); changed {
 			plan.grow = append(plan.grow, c)
 		}
-		if lost := stray(h.allowedIPs, owners); lost {
-			plan.shrink = append(plan.shrink, peerChange{key: key, name: w.Name, op: OpReplace, allowedIPs: prefixes, replaceIPs: true})
+		if h != nil && stray(h.allowedIPs, w.AllowedIPs, wanted) {
+			plan.shrink = append(plan.shrink, peerChange{key: w.Key, name: w.Name, op: OpReplace, allowedIPs: w.AllowedIPs, replaceIPs: true})
 		}
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(have.peers), mesh.PublicKey.Compare) {
-		if _, ok := want.Peers[key]; !ok || key == self {
-			plan.shrink = append(plan.shrink, peerChange{key: key, op: OpDelete})
-		}
+	for _, h := range rest {
+		plan.shrink = append(plan.shrink, peerChange{key: h.key, op: OpDelete})
 	}
 	return plan
 }
 
-var (
-	errOwnKey    = errors.New("the peer has this node's own key")
-	errTwoOwners = errors.New("another peer is to have the same prefix")
-)
+var errOwnKey = errors.New("the peer has this node's own key")
 
-// ownersOf is the cryptokey routing table: of peers that are to have the same
-// prefix the first by key gets it.
-func ownersOf(d mesh.Device) (map[netip.Prefix]mesh.PublicKey, []error) {
-	var errs []error
-	owners := make(map[netip.Prefix]mesh.PublicKey, 3*len(d.Peers))
-	for _, key := range slices.SortedFunc(maps.Keys(d.Peers), mesh.PublicKey.Compare) {
-		for _, p := range d.Peers[key].AllowedIPs {
-			if owner, ok := owners[p]; ok && owner != key {
-				errs = append(errs, fmt.Errorf("wg set peer %s allowed-ips %s: %w: %s", key, p, errTwoOwners, owner))
-				continue
-			}
-			owners[p] = key
-		}
+// growPeer compares one peer, but for prefixes that it must lose. The device
+// does not have it if h is nil.
+func growPeer(w *mesh.DevicePeer, h *devicePeer, last desired, now time.Time) (c peerChange, changed bool) {
+	c = peerChange{key: w.Key, name: w.Name, op: OpReplace}
+	if h == nil {
+		c.op, h = OpAdd, &devicePeer{}
 	}
-	return owners, errs
-}
-
-// growPeer compares one peer, but for prefixes that it must lose.
-func growPeer(key mesh.PublicKey, w mesh.DevicePeer, prefixes []netip.Prefix, h devicePeer, exists bool, last map[mesh.PublicKey]netip.AddrPort, now time.Time) (c peerChange, changed bool) {
-	c = peerChange{key: key, name: w.Name, op: OpReplace}
-	if !exists {
-		c.op = OpAdd
-	}
-	if setEndpoint(key, unmap(w.Endpoint), h, last, now) {
+	if setEndpoint(w.Key, unmap(w.Endpoint), h, last, now) {
 		c.endpoint = unmap(w.Endpoint)
 	}
 	if w.PresharedKey != h.presharedKey {
@@ -149,32 +142,58 @@ func growPeer(key mesh.PublicKey, w mesh.DevicePeer, prefixes []netip.Prefix, h 
 	if w.PersistentKeepalive != h.keepalive {
 		c.keepalive = &w.PersistentKeepalive
 	}
-	for _, p := range prefixes {
-		if !h.allowedIPs[p] {
-			c.allowedIPs = append(c.allowedIPs, p)
-		}
+	for p := range missing(w.AllowedIPs, h.allowedIPs) {
+		c.allowedIPs = append(c.allowedIPs, p)
 	}
-	changed = !exists || c.endpoint.IsValid() || c.presharedKey != nil || c.keepalive != nil || len(c.allowedIPs) > 0
+	changed = c.op == OpAdd || c.endpoint.IsValid() || c.presharedKey != nil || c.keepalive != nil || len(c.allowedIPs) > 0
 	return c, changed
 }
 
-func setEndpoint(key mesh.PublicKey, want netip.AddrPort, h devicePeer, last map[mesh.PublicKey]netip.AddrPort, now time.Time) bool {
+func setEndpoint(key mesh.PublicKey, want netip.AddrPort, h *devicePeer, last desired, now time.Time) bool {
 	if !want.IsValid() || want == h.endpoint {
 		return false
 	}
-	before, known := last[key]
-	return !h.endpoint.IsValid() || known && before != want || now.Sub(h.lastHandshake) > rejectAfter
+	if !h.endpoint.IsValid() || now.Sub(h.lastHandshake) > rejectAfter {
+		return true
+	}
+	before := last.endpoint(key)
+	return before.IsValid() && before != want
+}
+
+// missing yields those of a that b lacks; both are sorted.
+func missing(a, b []netip.Prefix) iter.Seq[netip.Prefix] {
+	return func(yield func(netip.Prefix) bool) {
+		for _, p := range a {
+			for len(b) > 0 && b[0] != p && mesh.ComparePrefix(b[0], p) < 0 {
+				b = b[1:]
+			}
+			if (len(b) == 0 || b[0] != p) && !yield(p) {
+				return
+			}
+		}
+	}
 }
 
 // stray reports whether a peer has a prefix that nobody is to have. One that
 // another peer is to have has moved there by now.
-func stray(have map[netip.Prefix]bool, want map[netip.Prefix]mesh.PublicKey) bool {
-	for p := range have {
-		if _, ok := want[p]; !ok {
+func stray(have, want []netip.Prefix, wanted func() map[netip.Prefix]bool) bool {
+	for p := range missing(have, want) {
+		if !wanted()[p] {
 			return true
 		}
 	}
 	return false
+}
+
+// allowedIPsOf is what any peer of the device is to have.
+func allowedIPsOf(d mesh.Device) map[netip.Prefix]bool {
+	all := make(map[netip.Prefix]bool, 3*len(d.Peers))
+	for _, p := range d.Peers {
+		for _, ip := range p.AllowedIPs {
+			all[ip] = true
+		}
+	}
+	return all
 }
 
 func unmap(ap netip.AddrPort) netip.AddrPort {

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -115,11 +116,11 @@ func (p *pass) deviceGrow() devicePass {
 		}
 		return devicePass{}
 	}
-	dp := devicePass{p, name, diffDevice(want, observedDevice(d), p.h.endpoints, p.h.now())}
+	dp := devicePass{p, name, diffDevice(want, observedDevice(d), p.h.desired, p.h.now())}
 	p.errs = append(p.errs, dp.plan.errs...)
 	dp.interfaceSection()
 	failed := dp.configure(dp.plan.grow)
-	p.h.remember(dp.plan, failed)
+	p.h.remember(want, failed)
 	return dp
 }
 
@@ -142,15 +143,15 @@ func (h *Host) peerAddrs() map[mesh.PublicKey]netip.Addr {
 }
 
 // remember keeps the desired endpoints, but the old one of a peer whose change failed.
-func (h *Host) remember(plan devicePlan, failed map[mesh.PublicKey]bool) {
+func (h *Host) remember(want mesh.Device, failed map[mesh.PublicKey]bool) {
+	next := desired{device: want}
 	for key := range failed {
-		if old, ok := h.endpoints[key]; ok {
-			plan.endpoints[key] = old
-		} else {
-			delete(plan.endpoints, key)
+		if next.failed == nil {
+			next.failed = map[mesh.PublicKey]netip.AddrPort{}
 		}
+		next.failed[key] = h.desired.endpoint(key)
 	}
-	h.endpoints = plan.endpoints
+	h.desired = next
 }
 
 // shrink removes the prefixes and peers, and the private key, that are not desired.
@@ -266,21 +267,23 @@ func (c peerChange) text() string {
 }
 
 func observedDevice(d *wgtypes.Device) device {
-	out := device{privateKey: mesh.NewSecretKey(d.PrivateKey), listenPort: uint16(d.ListenPort), peers: make(map[mesh.PublicKey]devicePeer, len(d.Peers))}
+	out := device{privateKey: mesh.NewSecretKey(d.PrivateKey), listenPort: uint16(d.ListenPort), peers: make([]devicePeer, 0, len(d.Peers))}
 	for _, p := range d.Peers {
 		o := devicePeer{
-			endpoint: addrPortOf(p.Endpoint), presharedKey: mesh.NewSecretKey(p.PresharedKey),
+			key: mesh.PublicKey(p.PublicKey), endpoint: addrPortOf(p.Endpoint), presharedKey: mesh.NewSecretKey(p.PresharedKey),
 			keepalive:     uint16(p.PersistentKeepaliveInterval / time.Second),
 			lastHandshake: handshakeOf(p.LastHandshakeTime),
-			allowedIPs:    make(map[netip.Prefix]bool, len(p.AllowedIPs)),
+			allowedIPs:    make([]netip.Prefix, 0, len(p.AllowedIPs)),
 		}
 		for i := range p.AllowedIPs {
 			if prefix, ok := netipx.FromStdIPNet(&p.AllowedIPs[i]); ok {
-				o.allowedIPs[prefix] = true
+				o.allowedIPs = append(o.allowedIPs, prefix)
 			}
 		}
-		out.peers[mesh.PublicKey(p.PublicKey)] = o
+		mesh.SortPrefixes(o.allowedIPs)
+		out.peers = append(out.peers, o)
 	}
+	slices.SortFunc(out.peers, func(a, b devicePeer) int { return a.key.Compare(b.key) })
 	return out
 }
 

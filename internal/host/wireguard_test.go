@@ -32,7 +32,7 @@ func pairState(self, other byte) mesh.State {
 		},
 		Device: owning(mesh.Device{
 			PrivateKey: secret(self), ListenPort: 51820,
-			Peers: map[mesh.PublicKey]mesh.DevicePeer{key: {Name: "node/other", Endpoint: netip.MustParseAddrPort(n("192.0.2.%d:51820", other))}},
+			Peers: peersOf(map[mesh.PublicKey]mesh.DevicePeer{key: {Name: "node/other", Endpoint: netip.MustParseAddrPort(n("192.0.2.%d:51820", other))}}),
 		}, map[netip.Prefix]mesh.PublicKey{pfx(n("10.4.0.%d/32", other)): key, pfx(n("fd10:4::%d/128", other)): key, pfx(n("10.2.%d.0/24", other)): key}),
 	}
 }
@@ -122,15 +122,13 @@ func TestRoamingPeerIsFollowed(t *testing.T) {
 		}
 		// A new configuration counts.
 		moved := pairState(1, 2)
-		other := moved.Device.Peers[public(2)]
-		other.Endpoint = netip.MustParseAddrPort("192.0.2.22:4444")
-		moved.Device.Peers[public(2)] = other
+		moved.Device.Peer(public(2)).Endpoint = netip.MustParseAddrPort("192.0.2.22:4444")
 		if changes := mustApply(t, hosts[1], moved); len(changes) != 1 || !strings.Contains(changes[0].Text, "endpoint 192.0.2.22:4444") {
 			t.Errorf("changes %v, want the new endpoint alone", changes)
 		}
 		// And silence counts: as seen a while later.
 		hosts[1].now = func() time.Time { return time.Now().Add(rejectAfter + time.Minute) }
-		hosts[1].endpoints[public(2)] = netip.MustParseAddrPort("192.0.2.2:51820")
+		hosts[1].desired = desired{device: pairState(1, 2).Device}
 		if changes := mustApply(t, hosts[1], pairState(1, 2)); len(changes) != 1 || !strings.Contains(changes[0].Text, "endpoint 192.0.2.2:51820") {
 			t.Errorf("changes %v, want the configured endpoint again", changes)
 		}
@@ -216,14 +214,16 @@ func TestManyPeersAreAFewWrites(t *testing.T) {
 	uplink(t)
 	startWireGuard(t)
 	h := newHost(t)
-	s := mesh.State{Links: fullState().Links, Device: mesh.Device{PrivateKey: secret(1), ListenPort: 51820, Peers: map[mesh.PublicKey]mesh.DevicePeer{}}}
+	s := mesh.State{Links: fullState().Links, Device: mesh.Device{PrivateKey: secret(1), ListenPort: 51820}}
 	for i := range 300 {
 		key := mesh.PublicKey{1, byte(i), byte(i >> 8)}
-		s.Device.Peers[key] = mesh.DevicePeer{Name: fmt.Sprint("node/", i), PersistentKeepalive: 25}
+		peer := mesh.DevicePeer{Key: key, Name: fmt.Sprint("node/", i), PersistentKeepalive: 25}
 		for j := range 3 {
-			give(s.Device, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(j), byte(i), byte(i >> 8)}), 32), key)
+			peer.AllowedIPs = append(peer.AllowedIPs, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(j), byte(i), byte(i >> 8)}), 32))
 		}
+		s.Device.Peers = append(s.Device.Peers, peer)
 	}
+	s.Sort()
 	mustApply(t, h, s)
 	checkState(t, h, s)
 	mustBeQuiet(t, h, s)

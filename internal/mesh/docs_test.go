@@ -92,8 +92,8 @@ func lines(states map[string]State, names map[PublicKey]string) string {
 		}
 	}
 	for name, s := range states {
-		for key := range s.Device.Peers {
-			line(name, "==>", names[key])
+		for _, peer := range s.Device.Peers {
+			line(name, "==>", names[peer.Key])
 		}
 		for _, r := range s.Routes {
 			to := owners[r.Via.String()]

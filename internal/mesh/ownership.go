@@ -4,7 +4,6 @@ package mesh
 
 import (
 	"cmp"
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -15,11 +14,14 @@ import (
 // then allowed location IPs, then peers; each in the order of locations, nodes
 // and peers by name.
 type ownership struct {
-	report reportFunc
-	owners []owner
-	// current is the index of the one that claims.
-	current int32
-	// The index in owners by prefix. IPv4 prefixes fit into a number, which is
+	report    reportFunc
+	locations []Location
+	// others own prefixes beside the nodes as such.
+	others []owner
+	// current is the number of the one that claims: the nodes in the order of
+	// their locations come first, then others.
+	current, nodeCount int32
+	// The number of the owner by prefix. IPv4 prefixes fit into a number, which is
 	// several times faster to look up.
 	v4 map[uint64]int32
 	v6 map[netip.Prefix]int32
@@ -35,27 +37,32 @@ type owner struct {
 func (o owner) String() string { return o.kind + "/" + o.name }
 
 func newOwnership(locations []Location, report reportFunc) *ownership {
+	o := &ownership{report: report, locations: locations, v6: map[netip.Prefix]int32{}}
 	prefixes := 0
 	for i := range locations {
 		for _, n := range locations[i].Nodes {
 			prefixes += len(n.PodCIDRs) + len(n.InternalIPs)
 		}
 		prefixes += len(locations[i].WireGuardIPs)
+		o.nodeCount += int32(len(locations[i].Nodes)) //nolint:gosec // no mesh has 2^31 nodes
 	}
-	return &ownership{report: report, v4: make(map[uint64]int32, prefixes), v6: map[netip.Prefix]int32{}}
+	o.v4 = make(map[uint64]int32, prefixes)
+	return o
 }
 
-// number is a masked IPv4 prefix as a number that sorts like comparePrefix does.
-func number(p netip.Prefix) uint64 {
-	b := p.Addr().As4()
-	return uint64(binary.BigEndian.Uint32(b[:]))<<8 | uint64(p.Bits()) //nolint:gosec // 0 to 32
-}
-
-// prefixOf is the reverse of number.
-func prefixOf(n uint64) netip.Prefix {
-	var b [4]byte
-	binary.BigEndian.PutUint32(b[:], uint32(n>>8)) //nolint:gosec // the upper bits are zero
-	return netip.PrefixFrom(netip.AddrFrom4(b), int(n&0xff))
+// numbered returns the owner of that number.
+func (o *ownership) numbered(i int32) owner {
+	if i >= o.nodeCount {
+		return o.others[i-o.nodeCount]
+	}
+	at := int(i)
+	for _, l := range o.locations {
+		if at < len(l.Nodes) {
+			return owner{kind: "node", name: l.Nodes[at].Name}
+		}
+		at -= len(l.Nodes)
+	}
+	return owner{}
 }
 
 // owner returns who owns exactly p.
@@ -70,13 +77,13 @@ func (o *ownership) owner(p netip.Prefix) (owner, bool) {
 	if !ok {
 		return owner{}, false
 	}
-	return o.owners[i], true
+	return o.numbered(i), true
 }
 
 // claimant makes ow the one that add and take give to.
 func (o *ownership) claimant(ow owner) {
-	o.owners = append(o.owners, ow)
-	o.current = int32(len(o.owners) - 1) //nolint:gosec // no mesh has 2^31 nodes
+	o.current = o.nodeCount + int32(len(o.others)) //nolint:gosec // no mesh has 2^31 nodes
+	o.others = append(o.others, ow)
 }
 
 // add gives p to the claimant.
@@ -102,7 +109,7 @@ func (o *ownership) within(p netip.Prefix) (owner, netip.Prefix, bool) {
 // take gives p to the claimant, unless somebody has exactly it.
 func (o *ownership) take(p netip.Prefix, field string) bool {
 	if by, ok := o.owner(p); ok {
-		o.report(o.owners[o.current].String(), field, fmt.Errorf("%s is not used: it already belongs to %s; want prefixes that only one node has", p, by))
+		o.report(o.numbered(o.current).String(), field, fmt.Errorf("%s is not used: it already belongs to %s; want prefixes that only one node has", p, by))
 		return false
 	}
 	o.add(p)
@@ -114,20 +121,19 @@ func (o *ownership) take(p netip.Prefix, field string) bool {
 // longest prefix carries the packet.
 func (o *ownership) nodes(locations []Location) {
 	// The lists of all locations lie in two arrays.
-	nodes, pods, internals := 0, 0, 0
+	pods, internals := 0, 0
 	for i := range locations {
-		nodes += len(locations[i].Nodes)
 		for _, n := range locations[i].Nodes {
 			pods += len(n.PodCIDRs)
 			internals += len(n.InternalIPs)
 		}
 	}
-	o.owners = make([]owner, 0, nodes) // in the order of locations and nodes
 	room := make([]netip.Prefix, 0, pods+internals)
+	o.current = -1
 	for i := range locations {
 		l, start := &locations[i], len(room)
 		for _, n := range l.Nodes {
-			o.claimant(owner{kind: "node", name: n.Name})
+			o.current++
 			for _, p := range n.PodCIDRs {
 				if o.take(p, "spec.podCIDRs") {
 					room = append(room, p)
@@ -136,7 +142,7 @@ func (o *ownership) nodes(locations []Location) {
 		}
 		l.PodCIDRs = room[start:len(room):len(room)]
 	}
-	first := int32(0) // of the location's nodes in owners
+	first := int32(0) // number of the location's nodes
 	for i := range locations {
 		l := &locations[i]
 		o.current = first + int32(l.Leader) //nolint:gosec // as above
@@ -180,19 +186,19 @@ func (o *ownership) allowedLocationIPs(locations []Location) {
 				l.AllowedLocationIPs = append(l.AllowedLocationIPs, p)
 			}
 		}
-		slices.SortFunc(l.AllowedLocationIPs, comparePrefix)
+		slices.SortFunc(l.AllowedLocationIPs, ComparePrefix)
 	}
 }
 
 // peers returns the peers that can take part, each with the allowed IPs that no one before it owns.
-func (o *ownership) peers(peers []Peer, nodes map[PublicKey]*Node) []Peer {
+func (o *ownership) peers(peers []Peer, nodes keyring) []Peer {
 	sorted := slices.SortedFunc(slices.Values(peers), func(a, b Peer) int { return cmp.Compare(a.Name, b.Name) })
 	keys := make(map[PublicKey]string, len(peers))
 	out := sorted[:0]
 	for _, p := range sorted {
 		self := owner{kind: "peer", name: p.Name}
 		by, taken := keys[p.Key]
-		if n, ok := nodes[p.Key]; ok {
+		if n := nodes.find(p.Key); n != nil {
 			by, taken = "node/"+n.Name, true
 		}
 		if taken {
@@ -212,6 +218,7 @@ func (o *ownership) peers(peers []Peer, nodes map[PublicKey]*Node) []Peer {
 			o.add(ip)
 			owned = append(owned, ip)
 		}
+		SortPrefixes(owned)
 		p.AllowedIPs = owned
 		out = append(out, p)
 	}

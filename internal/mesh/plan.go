@@ -3,10 +3,8 @@
 package mesh
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
 )
 
 const (
@@ -85,11 +83,7 @@ func (p *planner) isOwnSite(l *Location) bool { return l.Site == p.loc.Site }
 
 func (p *planner) finish() State {
 	s := p.state
-	slices.SortFunc(s.Links, func(a, b Link) int { return cmp.Compare(a.Name, b.Name) })
-	s.Addrs = sortCompact(s.Addrs, Addr.compare)
-	s.Routes = sortRoutes(s.Routes)
-	s.Rules = sortCompact(s.Rules, Rule.compare)
-	s.Neighs = sortCompact(s.Neighs, Neigh.compare)
+	s.Sort()
 	for _, cidr := range p.self.PodCIDRs {
 		if cidr.Addr().Is4() {
 			s.Forward4 = true
@@ -132,8 +126,7 @@ func (p *planner) device(key SecretKey) {
 	if !p.leads {
 		return
 	}
-	d := &p.state.Device
-	d.Peers = make(map[PublicKey]DevicePeer, len(p.t.Locations)+len(p.t.Peers))
+	peers := make([]DevicePeer, 0, len(p.t.Locations)+len(p.t.Peers))
 	room := make([]netip.Prefix, 0, p.t.prefixes) // in which the lists of all peers lie
 	for i := range p.t.Locations {
 		l := &p.t.Locations[i]
@@ -147,10 +140,9 @@ func (p *planner) device(key SecretKey) {
 		}
 		start := len(room)
 		room = append(l.appendKnown(room), l.AllowedLocationIPs...)
-		d.Peers[lead.Key] = DevicePeer{
-			Name: "node/" + lead.Name, Endpoint: endpoint, PersistentKeepalive: p.self.PersistentKeepalive,
-			AllowedIPs: room[start:len(room):len(room)],
-		}
+		peers = append(peers, DevicePeer{
+			Key: lead.Key, Name: "node/" + lead.Name, Endpoint: endpoint, PersistentKeepalive: p.self.PersistentKeepalive, AllowedIPs: room[start:len(room):len(room)],
+		})
 	}
 	for _, peer := range p.t.Peers {
 		endpoint, _ := peer.Endpoint.AddrPort()
@@ -158,8 +150,9 @@ func (p *planner) device(key SecretKey) {
 		if keepalive == 0 {
 			keepalive = p.self.PersistentKeepalive
 		}
-		d.Peers[peer.Key] = DevicePeer{Name: "peer/" + peer.Name, Endpoint: endpoint, PresharedKey: peer.PresharedKey, PersistentKeepalive: keepalive, AllowedIPs: peer.AllowedIPs}
+		peers = append(peers, DevicePeer{Key: peer.Key, Name: "peer/" + peer.Name, Endpoint: endpoint, PresharedKey: peer.PresharedKey, PersistentKeepalive: keepalive, AllowedIPs: peer.AllowedIPs})
 	}
+	p.state.Device.Peers = peers
 }
 
 // comesToUs reports whether a leader is behind NAT and can be expected to
@@ -190,8 +183,4 @@ func (p *planner) firewall() {
 		f.MasqueradeFrom = append(f.MasqueradeFrom, peer.AllowedIPs...)
 		f.Known = append(f.Known, peer.AllowedIPs...)
 	}
-	f.MasqueradeFrom = compactPrefixes(f.MasqueradeFrom)
-	f.MasqueradeTo = compactPrefixes(f.MasqueradeTo)
-	f.Known = compactPrefixes(f.Known)
-	f.TunnelFrom = compactPrefixes(f.TunnelFrom)
 }

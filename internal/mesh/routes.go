@@ -75,7 +75,7 @@ func (p *planner) leaderRoutes() {
 // holes are prefixes that must not be routed into the WireGuard link as a part
 // of broader ones: what carries the tunnel cannot go through it, and what is
 // reached through this location must not go back to another that announces more
-// than it. They are sorted as comparePrefix does; those of IPv4 are numbers, see ownership.
+// than it. They are sorted as ComparePrefix does; those of IPv4 are numbers, see ownership.
 type holes struct {
 	v4 []uint64
 	v6 []netip.Prefix
@@ -107,7 +107,7 @@ func (p *planner) holes() holes {
 		h.add(hole)
 	}
 	slices.Sort(h.v4)
-	slices.SortFunc(h.v6, comparePrefix)
+	slices.SortFunc(h.v6, ComparePrefix)
 	return h
 }
 
@@ -130,7 +130,7 @@ func (h holes) within(dst netip.Prefix) (hole netip.Prefix, ok bool) {
 		if i, _ := slices.BinarySearch(h.v4, number(dst)); i < len(h.v4) {
 			hole = prefixOf(h.v4[i])
 		}
-	} else if i, _ := slices.BinarySearchFunc(h.v6, dst, comparePrefix); i < len(h.v6) {
+	} else if i, _ := slices.BinarySearchFunc(h.v6, dst, ComparePrefix); i < len(h.v6) {
 		hole = h.v6[i]
 	}
 	return hole, hole.IsValid() && dst.Contains(hole.Addr())

@@ -40,6 +40,23 @@ type State struct {
 	Forward4, Forward6 bool
 }
 
+// Sort brings the slices of a State that is being put together into their order.
+func (s *State) Sort() {
+	slices.SortFunc(s.Links, func(a, b Link) int { return cmp.Compare(a.Name, b.Name) })
+	s.Addrs = sortCompact(s.Addrs, Addr.compare)
+	sortRoutes(s.Routes)
+	s.Rules = sortCompact(s.Rules, Rule.compare)
+	s.Neighs = sortCompact(s.Neighs, Neigh.compare)
+	for _, p := range s.Device.Peers {
+		SortPrefixes(p.AllowedIPs)
+	}
+	sortPeers(s.Device.Peers)
+	f := &s.Firewall
+	for _, ps := range []*[]netip.Prefix{&f.MasqueradeFrom, &f.MasqueradeTo, &f.Known, &f.TunnelFrom} {
+		*ps = compactPrefixes(*ps)
+	}
+}
+
 // WireGuardMTU returns the MTU in bytes of the WireGuard link, 0 without one.
 func (s State) WireGuardMTU() int {
 	for _, l := range s.Links {
@@ -108,7 +125,7 @@ type Addr struct {
 }
 
 func (a Addr) compare(o Addr) int {
-	return cmp.Or(cmp.Compare(a.Dev, o.Dev), comparePrefix(a.Prefix, o.Prefix))
+	return cmp.Or(cmp.Compare(a.Dev, o.Dev), ComparePrefix(a.Prefix, o.Prefix))
 }
 
 // Route is a unicast route. Two Routes are the same if they are ==.
@@ -127,8 +144,9 @@ type Route struct {
 	OnLink bool
 }
 
-func (r Route) compare(o Route) int {
-	return cmp.Or(cmp.Compare(family(r.Dst.Addr()), family(o.Dst.Addr())), cmp.Compare(r.Table, o.Table), comparePrefix(r.Dst, o.Dst), r.Via.Compare(o.Via), cmp.Compare(r.Dev, o.Dev), r.Src.Compare(o.Src))
+// Compare orders routes by family, table and destination, then the rest.
+func (r Route) Compare(o Route) int {
+	return cmp.Or(cmp.Compare(family(r.Dst.Addr()), family(o.Dst.Addr())), cmp.Compare(r.Table, o.Table), ComparePrefix(r.Dst, o.Dst), r.Via.Compare(o.Via), cmp.Compare(r.Dev, o.Dev), r.Src.Compare(o.Src))
 }
 
 // Rule is a policy-routing rule that sends packets to a table. Zero fields
@@ -141,7 +159,7 @@ type Rule struct {
 }
 
 func (r Rule) compare(o Rule) int {
-	return cmp.Or(comparePrefix(r.To, o.To), comparePrefix(r.From, o.From), cmp.Compare(r.IIf, o.IIf), cmp.Compare(r.Table, o.Table))
+	return cmp.Or(ComparePrefix(r.To, o.To), ComparePrefix(r.From, o.From), cmp.Compare(r.IIf, o.IIf), cmp.Compare(r.Table, o.Table))
 }
 
 // Device is the configuration of a WireGuard device, see wg(8).
@@ -149,11 +167,22 @@ type Device struct {
 	PrivateKey SecretKey
 	// ListenPort is a UDP port, 1 to 65535.
 	ListenPort uint16
-	Peers      map[PublicKey]DevicePeer
+	// Peers by key, which no two share.
+	Peers []DevicePeer
+}
+
+// Peer returns the peer of that key, nil without one.
+func (d Device) Peer(key PublicKey) *DevicePeer {
+	i, ok := slices.BinarySearchFunc(d.Peers, key, func(p DevicePeer, key PublicKey) int { return p.Key.Compare(key) })
+	if !ok {
+		return nil
+	}
+	return &d.Peers[i]
 }
 
 // DevicePeer is one [Peer] section of a WireGuard device.
 type DevicePeer struct {
+	Key PublicKey
 	// Name says in messages who the peer is: "node/a1" or "peer/laptop".
 	Name string
 	// Endpoint is where to find the peer at first; zero if it will come to us.
@@ -162,12 +191,12 @@ type DevicePeer struct {
 	PresharedKey SecretKey
 	// PersistentKeepalive in seconds, 0 (off) to 65535.
 	PersistentKeepalive uint16
-	// AllowedIPs are masked, and no two peers of a device have the same.
+	// AllowedIPs are masked and sorted as SortPrefixes does, and no two peers of a device have the same.
 	AllowedIPs []netip.Prefix
 }
 
 // Firewall is what changes in Kilo's nftables table; its rules are constant.
-// All prefixes are masked and none contains another.
+// All prefixes are masked and sorted as SortPrefixes does, and none contains another.
 type Firewall struct {
 	// MasqueradeFrom: packets from here get the node's address, unless they go to Known.
 	MasqueradeFrom []netip.Prefix
@@ -183,15 +212,15 @@ type Firewall struct {
 	TunnelFrom []netip.Prefix
 }
 
-// comparePrefix orders by family, address, length.
-func comparePrefix(a, b netip.Prefix) int {
+// ComparePrefix orders masked prefixes by family, address and length.
+func ComparePrefix(a, b netip.Prefix) int {
 	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
 // compactPrefixes sorts masked prefixes and drops every one that another
 // contains, in place.
 func compactPrefixes(ps []netip.Prefix) []netip.Prefix {
-	sortPrefixes(ps)
+	SortPrefixes(ps)
 	// In this order whatever contains p comes before it, and only the last kept prefix can.
 	out := ps[:0]
 	for _, p := range ps {
@@ -201,72 +230,6 @@ func compactPrefixes(ps []netip.Prefix) []netip.Prefix {
 		out = append(out, p)
 	}
 	return out
-}
-
-// sortPrefixes sorts masked prefixes as comparePrefix does. There are many of
-// IPv4, and as numbers they are sorted several times faster.
-func sortPrefixes(ps []netip.Prefix) {
-	numbers := make([]uint64, 0, len(ps))
-	rest := ps[:0]
-	for _, p := range ps {
-		if p.Addr().Is4() {
-			numbers = append(numbers, number(p))
-		} else {
-			rest = append(rest, p)
-		}
-	}
-	slices.Sort(numbers)
-	copy(ps[len(numbers):], rest)
-	for i, n := range numbers {
-		ps[i] = prefixOf(n)
-	}
-	slices.SortFunc(ps[len(numbers):], comparePrefix)
-}
-
-// partition moves the elements that are first to the front, in any order, and returns their number.
-func partition[T any](s []T, first func(T) bool) int {
-	n := 0
-	for i := range s {
-		if first(s[i]) {
-			s[i], s[n] = s[n], s[i]
-			n++
-		}
-	}
-	return n
-}
-
-// sortRoutes sorts routes as Route.compare does, of which no two have the same
-// table and destination: those of IPv4 by numbers, see sortPrefixes.
-func sortRoutes(routes []Route) []Route {
-	type keyed struct {
-		key   uint64
-		index int32
-	}
-	split := partition(routes, func(r Route) bool { return r.Dst.Addr().Is4() })
-	v4, v6 := routes[:split], routes[split:]
-	slices.SortFunc(v6, Route.compare)
-	keys := make([]keyed, len(v4))
-	for i, r := range v4 {
-		key := number(r.Dst)
-		if r.Table != TableMain {
-			key |= 1 << 63 // TableTunnel is the greater of the two
-		}
-		keys[i] = keyed{key, int32(i)} //nolint:gosec // no mesh has 2^31 routes
-	}
-	slices.SortFunc(keys, func(a, b keyed) int { return cmp.Compare(a.key, b.key) })
-	// Each route goes to its place, and the one that was there to its own, until a circle closes.
-	for i := range keys {
-		for at := i; keys[at].index >= 0; {
-			from := int(keys[at].index)
-			keys[at].index = -1
-			if from == i {
-				break
-			}
-			v4[at], v4[from] = v4[from], v4[at]
-			at = from
-		}
-	}
-	return routes
 }
 
 // sortCompact sorts s and drops duplicates.

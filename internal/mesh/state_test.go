@@ -499,7 +499,7 @@ func TestTwoNeighboursWithOnePrefixGetOneRoute(t *testing.T) {
 
 func TestSecretKeyIsNeverPrinted(t *testing.T) {
 	k := secret(0xab)
-	d := Device{PrivateKey: k, Peers: map[PublicKey]DevicePeer{key(1): {PresharedKey: k}}}
+	d := Device{PrivateKey: k, Peers: []DevicePeer{{Key: key(1), PresharedKey: k}}}
 	var log strings.Builder
 	for _, h := range []slog.Handler{slog.NewJSONHandler(&log, nil), slog.NewTextHandler(&log, nil)} {
 		slog.New(h).Info("x", "key", k, "device", d)
@@ -519,35 +519,4 @@ func TestSecretKeyIsNeverPrinted(t *testing.T) {
 			}
 		}
 	}
-}
-
-func TestSortsAgreeWithTheirOrders(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		prefix := func(label string) netip.Prefix {
-			b := [16]byte{0: 0xfd, 14: byte(rapid.IntRange(0, 255).Draw(t, label)), 15: byte(rapid.IntRange(0, 255).Draw(t, label))}
-			if rapid.Bool().Draw(t, label+" IPv6") {
-				return netip.PrefixFrom(netip.AddrFrom16(b), rapid.IntRange(112, 128).Draw(t, label)).Masked()
-			}
-			return netip.PrefixFrom(netip.AddrFrom4([4]byte(b[12:])), rapid.IntRange(0, 32).Draw(t, label)).Masked()
-		}
-		seen := map[Route]bool{}
-		var routes []Route
-		var ps []netip.Prefix
-		for range rapid.IntRange(0, 30).Draw(t, "routes") {
-			r := Route{Dst: prefix("dst"), Table: rapid.SampledFrom([]int{TableMain, TableTunnel}).Draw(t, "table")}
-			ps = append(ps, r.Dst)
-			if !seen[r] {
-				seen[r] = true
-				routes = append(routes, r)
-			}
-		}
-		wantRoutes, wantPrefixes := slices.SortedFunc(slices.Values(routes), Route.compare), slices.SortedFunc(slices.Values(ps), comparePrefix)
-		sortPrefixes(ps)
-		if got := sortRoutes(routes); !slices.Equal(got, wantRoutes) {
-			t.Errorf("sortRoutes = %v, want %v", got, wantRoutes)
-		}
-		if !slices.Equal(ps, wantPrefixes) {
-			t.Errorf("sortPrefixes = %v, want %v", ps, wantPrefixes)
-		}
-	})
 }

@@ -5,7 +5,6 @@ package mesh
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -116,12 +115,9 @@ func (d Device) String() string {
 	if d.ListenPort != 0 {
 		fmt.Fprintf(&b, "wg listen-port %d\n", d.ListenPort)
 	}
-	keys := slices.SortedFunc(maps.Keys(d.Peers), func(a, b PublicKey) int {
-		return cmp.Or(cmp.Compare(d.Peers[a].Name, d.Peers[b].Name), a.Compare(b))
-	})
-	for _, key := range keys {
-		p := d.Peers[key]
-		fmt.Fprintf(&b, "wg peer %s # %s", key, p.Name)
+	byName := slices.SortedStableFunc(slices.Values(d.Peers), func(a, b DevicePeer) int { return cmp.Compare(a.Name, b.Name) })
+	for _, p := range byName {
+		fmt.Fprintf(&b, "wg peer %s # %s", p.Key, p.Name)
 		if p.Endpoint.IsValid() {
 			fmt.Fprintf(&b, " endpoint %s", p.Endpoint)
 		}
@@ -131,8 +127,7 @@ func (d Device) String() string {
 		if !p.PresharedKey.IsZero() {
 			fmt.Fprintf(&b, " preshared-key %v", p.PresharedKey)
 		}
-		allowed := slices.SortedFunc(slices.Values(p.AllowedIPs), comparePrefix)
-		fmt.Fprintf(&b, " allowed-ips %s\n", joinPrefixes(allowed))
+		fmt.Fprintf(&b, " allowed-ips %s\n", joinPrefixes(p.AllowedIPs))
 	}
 	return b.String()
 }

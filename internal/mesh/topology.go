@@ -95,24 +95,25 @@ func Compute(cfg Config, nodes []Node, peers []Peer, leaders Leaders) (*Topology
 type reportFunc func(object, field string, err error)
 
 // participants returns the nodes that can take part, by name, and the object that each key belongs to.
-func participants(nodes []Node, report reportFunc) (members []*Node, keys map[PublicKey]*Node) {
-	members = make([]*Node, 0, len(nodes))
-	keys = make(map[PublicKey]*Node, len(nodes))
-	for _, n := range sortedByName(nodes) {
-		object := func() string { return "node/" + n.Name }
-		if err := n.missing(); err != nil {
-			if !n.Key.IsZero() {
-				report(object(), "", fmt.Errorf("is left out of the mesh: %w", err))
-			}
-			continue
+func participants(nodes []Node, report reportFunc) (members []*Node, keys keyring) {
+	members = slices.DeleteFunc(sortedByName(nodes), func(n *Node) bool {
+		err := n.missing()
+		if err != nil && !n.Key.IsZero() {
+			report("node/"+n.Name, "", fmt.Errorf("is left out of the mesh: %w", err))
 		}
-		if other, ok := keys[n.Key]; ok {
-			report(object(), "key", fmt.Errorf("public key %s is left out of the mesh: it is that of node/%s; want a key of its own, from a key file that was not copied", n.Key, other.Name))
-			continue
-		}
-		keys[n.Key] = n
-		members = append(members, n)
+		return err != nil
+	})
+	keys = newKeyring(members)
+	if !keys.shared() {
+		return members, keys
 	}
+	members = slices.DeleteFunc(slices.Clone(members), func(n *Node) bool {
+		other := keys.find(n.Key)
+		if other != n {
+			report("node/"+n.Name, "key", fmt.Errorf("public key %s is left out of the mesh: it is that of node/%s; want a key of its own, from a key file that was not copied", n.Key, other.Name))
+		}
+		return other != n
+	})
 	return members, keys
 }
 

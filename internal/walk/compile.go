@@ -20,11 +20,11 @@ func (h *host) compile(hosts int) {
 	h.pods = tableOf(h.PodCIDRs)
 	f := &h.State.Firewall
 	h.masqFrom, h.masqTo, h.known, h.tunnelFrom = tableOf(f.MasqueradeFrom), tableOf(f.MasqueradeTo), tableOf(f.Known), tableOf(f.TunnelFrom)
-	for key, peer := range h.State.Device.Peers {
+	for _, peer := range h.State.Device.Peers {
 		for _, p := range peer.AllowedIPs {
 			h.allowed.add(p, len(h.peers))
 		}
-		h.peers = append(h.peers, key)
+		h.peers = append(h.peers, peer.Key)
 	}
 	h.allowed.sort()
 	if len(h.State.Neighs) > 0 {

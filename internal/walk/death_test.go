@@ -76,9 +76,9 @@ func (c *computed) host(name string) *Host {
 
 // disown takes a prefix from every peer of the host's device.
 func disown(h *Host, p netip.Prefix) {
-	for key, peer := range h.State.Device.Peers {
+	for i := range h.State.Device.Peers {
+		peer := &h.State.Device.Peers[i]
 		peer.AllowedIPs = slices.DeleteFunc(slices.Clone(peer.AllowedIPs), func(q netip.Prefix) bool { return q == p })
-		h.State.Device.Peers[key] = peer
 	}
 }
 
@@ -137,9 +137,7 @@ func TestEveryCauseOfDeath(t *testing.T) {
 	bToC := Packet{From: "b", Src: podB, Dst: podC}
 	keyB := publicKeys[secrets[1]]
 	setPeer := func(h *Host, change func(*mesh.DevicePeer)) {
-		p := h.State.Device.Peers[keyB]
-		change(&p)
-		h.State.Device.Peers[keyB] = p
+		change(h.State.Device.Peer(keyB))
 	}
 	tests := []struct {
 		name   string
@@ -179,7 +177,10 @@ func TestEveryCauseOfDeath(t *testing.T) {
 		{"no NAT", CauseNoNAT, Packet{From: "b", Dst: ip("198.51.100.1")}, false, func(c *computed) { c.site("two").NAT = nil }},
 		{"no allowed IP", CauseNoAllowedIP, aToB, false, func(c *computed) { disown(c.host("a"), pfx("10.2.2.0/24")) }},
 		{"peer's key belongs to nobody", CauseNoPeer, aToB, false, func(c *computed) { c.host("b").State.Device.PrivateKey = secrets[5] }},
-		{"peer does not know us", CauseNotMutual, aToB, false, func(c *computed) { delete(c.host("b").State.Device.Peers, publicKeys[secrets[0]]) }},
+		{"peer does not know us", CauseNotMutual, aToB, false, func(c *computed) {
+			d := &c.host("b").State.Device
+			d.Peers = slices.DeleteFunc(d.Peers, func(p mesh.DevicePeer) bool { return p.Key == publicKeys[secrets[0]] })
+		}},
 		{"preshared keys differ", CausePresharedKey, aToB, false, func(c *computed) {
 			setPeer(c.host("a"), func(p *mesh.DevicePeer) { p.PresharedKey = secrets[0] })
 		}},

@@ -17,11 +17,8 @@ const PeerDev = "wg0"
 // its allowed IPs, and a route for each, but for addresses that are endpoints.
 func PeerState(t *mesh.Topology, p mesh.Peer, secret mesh.SecretKey, port uint16) mesh.State {
 	s := mesh.State{
-		Links: []mesh.Link{{Name: PeerDev, Kind: mesh.KindWireGuard, MTU: 1420, Up: true}},
-		Device: mesh.Device{
-			PrivateKey: secret, ListenPort: port,
-			Peers: map[mesh.PublicKey]mesh.DevicePeer{},
-		},
+		Links:  []mesh.Link{{Name: PeerDev, Kind: mesh.KindWireGuard, MTU: 1420, Up: true}},
+		Device: mesh.Device{PrivateKey: secret, ListenPort: port},
 	}
 	for _, a := range PeerAddrs(p) {
 		s.Addrs = append(s.Addrs, mesh.Addr{Dev: PeerDev, Prefix: netip.PrefixFrom(a, a.BitLen())})
@@ -39,16 +36,17 @@ func PeerState(t *mesh.Topology, p mesh.Peer, secret mesh.SecretKey, port uint16
 		for _, ip := range l.WireGuardIPs {
 			prefixes = append(prefixes, netip.PrefixFrom(ip, ip.BitLen()))
 		}
-		s.Device.Peers[lead.Key] = mesh.DevicePeer{
-			Name: "node/" + lead.Name, Endpoint: endpointFor(lead), PresharedKey: p.PresharedKey, PersistentKeepalive: p.PersistentKeepalive,
+		s.Device.Peers = append(s.Device.Peers, mesh.DevicePeer{
+			Key: lead.Key, Name: "node/" + lead.Name, Endpoint: endpointFor(lead), PresharedKey: p.PresharedKey, PersistentKeepalive: p.PersistentKeepalive,
 			AllowedIPs: prefixes,
-		}
+		})
 		for _, dst := range prefixes {
 			for part := range without(dst, endpoints) {
 				s.Routes = append(s.Routes, mesh.Route{Dst: part, Dev: PeerDev, Table: mesh.TableMain})
 			}
 		}
 	}
+	s.Sort()
 	return s
 }
 

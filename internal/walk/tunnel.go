@@ -39,7 +39,7 @@ func (w *walker) seal(h *host, l *link, p packet) (arrival, *Death) {
 	if d := w.session(h, to, p); d != nil {
 		return arrival{}, d
 	}
-	w.step(Step{Host: h.Name, What: "seal", Dev: l.name, Peer: to.Name, Addr: h.State.Device.Peers[to.key].Endpoint.Addr(), Src: p.src, Dst: p.dst})
+	w.step(Step{Host: h.Name, What: "seal", Dev: l.name, Peer: to.Name, Addr: h.State.Device.Peer(to.key).Endpoint.Addr(), Src: p.src, Dst: p.dst})
 	w.spoken = append(w.spoken, pair{h, to})
 	if w.depth == 0 {
 		w.trace.Sealed++
@@ -60,7 +60,7 @@ func (w *walker) session(h, to *host, p packet) *Death {
 		return w.outerDied(h, open, p)
 	}
 	// The other can come to us. It does so if it sends keepalives, or has just spoken.
-	spoke := to.State.Device.Peers[h.key].PersistentKeepalive != 0
+	spoke := to.State.Device.Peer(h.key).PersistentKeepalive != 0
 	for _, s := range w.spoken {
 		spoke = spoke || s == pair{to, h}
 	}
@@ -91,15 +91,14 @@ func (w *walker) open(h, to *host, p packet) *Death {
 }
 
 func (w *walker) handshake(h, to *host, p packet) (netip.Addr, *Death) {
-	peer, ok := h.State.Device.Peers[to.key]
-	if !ok {
+	peer, back := h.State.Device.Peer(to.key), to.State.Device.Peer(h.key)
+	if peer == nil {
 		return netip.Addr{}, w.die(h.Name, CauseNoPeer, p)
 	}
-	back, ok := to.State.Device.Peers[h.key]
 	switch {
 	case to.wireGuard < 0 || !to.links[to.wireGuard].up:
 		return netip.Addr{}, w.die(to.Name, CausePeerDown, p)
-	case !ok:
+	case back == nil:
 		return netip.Addr{}, w.die(to.Name, CauseNotMutual, p)
 	case back.PresharedKey != peer.PresharedKey:
 		return netip.Addr{}, w.die(to.Name, CausePresharedKey, p)
