@@ -132,8 +132,8 @@ func fullState() mesh.State {
 		Device: owning(mesh.Device{
 			PrivateKey: secret(1), ListenPort: 51820,
 			Peers: peersOf(map[mesh.PublicKey]mesh.DevicePeer{
-				a: {Name: "node/a", Endpoint: netip.MustParseAddrPort("192.0.2.1:51820"), PersistentKeepalive: 25},
-				b: {Name: "peer/b", Endpoint: netip.MustParseAddrPort("[2001:db8::2]:51820"), PresharedKey: secret(9)},
+				a: {Name: "a", IsNode: true, Endpoint: netip.MustParseAddrPort("192.0.2.1:51820"), PersistentKeepalive: 25},
+				b: {Name: "b", Endpoint: netip.MustParseAddrPort("[2001:db8::2]:51820"), PresharedKey: secret(9)},
 			}),
 		}, map[netip.Prefix]mesh.PublicKey{
 			pfx("10.2.1.0/24"): a, pfx("10.4.0.2/32"): a, pfx("fd00:2:1::/64"): a,
@@ -264,7 +264,7 @@ func addGarbage(t *testing.T) {
 		Links: []mesh.Link{{Name: kilo.Attrs().Name, Kind: mesh.KindWireGuard, MTU: 1300, Up: true}},
 		Device: owning(mesh.Device{
 			PrivateKey: secret(7), ListenPort: 4242,
-			Peers: peersOf(map[mesh.PublicKey]mesh.DevicePeer{public(8): {Name: "old"}, public(2): {Name: "node/a", PersistentKeepalive: 5, PresharedKey: secret(4)}}),
+			Peers: peersOf(map[mesh.PublicKey]mesh.DevicePeer{public(8): {Name: "old"}, public(2): {Name: "a", IsNode: true, PersistentKeepalive: 5, PresharedKey: secret(4)}}),
 		}, map[netip.Prefix]mesh.PublicKey{
 			pfx("10.2.1.0/24"): public(8), pfx("10.66.0.0/16"): public(2), pfx("10.4.0.2/32"): public(2), pfx("fd00:5::1/128"): public(2),
 		}),
@@ -328,7 +328,7 @@ func checkSet(t *testing.T, what string, want, got []string) {
 func deviceOf(d mesh.Device) device {
 	out := device{privateKey: d.PrivateKey, listenPort: d.ListenPort}
 	for _, p := range d.Peers {
-		out.peers = append(out.peers, devicePeer{key: p.Key, endpoint: p.Endpoint, presharedKey: p.PresharedKey, keepalive: p.PersistentKeepalive, allowedIPs: slices.Clone(p.AllowedIPs)})
+		out.peers = append(out.peers, devicePeer{key: p.Key, endpoint: p.Endpoint, presharedKey: p.PresharedKey, keepalive: p.PersistentKeepalive, allowedIPs: slices.SortedFunc(slices.Values(p.AllowedIPs), mesh.ComparePrefix)})
 	}
 	return out
 }

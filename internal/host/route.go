@@ -5,7 +5,6 @@
 package host
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -66,24 +65,24 @@ type routePlan struct {
 // that the kernel has, which it sorts.
 func diffRoutes(want []mesh.Route, have []*ownRoute) routePlan {
 	var plan routePlan
-	byTarget := func(a, b *ownRoute) int { return compareTargets(&a.Route, &b.Route) }
+	byTarget := func(a, b *ownRoute) int { return a.CompareTarget(&b.Route) }
 	if !slices.IsSortedFunc(have, byTarget) { // the kernel's order is ours within most tables
 		slices.SortStableFunc(have, byTarget)
 	}
 	var last *mesh.Route
 	for i := range want {
 		w := &want[i]
-		if last != nil && compareTargets(last, w) == 0 {
+		if last != nil && last.CompareTarget(w) == 0 {
 			plan.errs = append(plan.errs, fmt.Errorf("ip route add %s: %w: %s", routeText(*w), errTwoRoutes, routeText(*last)))
 			continue
 		}
 		last = w
-		for len(have) > 0 && compareTargets(&have[0].Route, w) < 0 {
+		for len(have) > 0 && have[0].CompareTarget(w) < 0 {
 			plan.stale = append(plan.stale, have[0])
 			have = have[1:]
 		}
 		n := 0 // of those to the same destination
-		for n < len(have) && compareTargets(&have[n].Route, w) == 0 {
+		for n < len(have) && have[n].CompareTarget(w) == 0 {
 			n++
 		}
 		plan.target(*w, have[:n])
@@ -91,14 +90,6 @@ func diffRoutes(want []mesh.Route, have []*ownRoute) routePlan {
 	}
 	plan.stale = append(plan.stale, have...)
 	return plan
-}
-
-// compareTargets orders by what a packet is matched with.
-func compareTargets(a, b *mesh.Route) int {
-	if a.Dst.Addr().Is4() != b.Dst.Addr().Is4() || a.Table == b.Table {
-		return mesh.ComparePrefix(a.Dst, b.Dst)
-	}
-	return cmp.Compare(a.Table, b.Table)
 }
 
 // target plans what makes w of the routes to its destination.

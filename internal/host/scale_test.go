@@ -22,7 +22,7 @@ func bigState(n int) mesh.State {
 		a, b := byte(i>>8), byte(i)
 		key := mesh.PublicKey{1, b, a}
 		wg := netip.AddrFrom4([4]byte{10, 4, a + 1, b})
-		peer := mesh.DevicePeer{Key: key, Name: fmt.Sprint("node/", i)}
+		peer := mesh.DevicePeer{Key: key, Name: fmt.Sprint(i), IsNode: true}
 		for _, p := range []netip.Prefix{
 			netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 128 + a, b, 0}), 24),
 			netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 16 + a, b, 1}), 32),

@@ -5,8 +5,8 @@ package host
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -100,7 +100,7 @@ func diffDevice(want mesh.Device, have device, last desired, now time.Time) devi
 		w := &want.Peers[i]
 		if w.Key == self {
 			// WireGuard drops it without a word, and we would add it again and again.
-			plan.errs = append(plan.errs, fmt.Errorf("wg set peer %s (%s): %w", w.Key, w.Name, errOwnKey))
+			plan.errs = append(plan.errs, fmt.Errorf("wg set peer %s (%s): %w", w.Key, w.Object(), errOwnKey))
 			continue
 		}
 		for len(rest) > 0 && rest[0].key.Compare(w.Key) < 0 {
@@ -114,8 +114,8 @@ func diffDevice(want mesh.Device, have device, last desired, now time.Time) devi
 		if c, changed := growPeer(w, h, last, now); changed {
 			plan.grow = append(plan.grow, c)
 		}
-		if h != nil && stray(h.allowedIPs, w.AllowedIPs, wanted) {
-			plan.shrink = append(plan.shrink, peerChange{key: w.Key, name: w.Name, op: OpReplace, allowedIPs: w.AllowedIPs, replaceIPs: true})
+		if h != nil && h.stray(w, wanted) {
+			plan.shrink = append(plan.shrink, peerChange{key: w.Key, name: w.Object(), op: OpReplace, allowedIPs: w.AllowedIPs, replaceIPs: true})
 		}
 	}
 	for _, h := range rest {
@@ -129,7 +129,7 @@ var errOwnKey = errors.New("the peer has this node's own key")
 // growPeer compares one peer, but for prefixes that it must lose. The device
 // does not have it if h is nil.
 func growPeer(w *mesh.DevicePeer, h *devicePeer, last desired, now time.Time) (c peerChange, changed bool) {
-	c = peerChange{key: w.Key, name: w.Name, op: OpReplace}
+	c = peerChange{key: w.Key, op: OpReplace}
 	if h == nil {
 		c.op, h = OpAdd, &devicePeer{}
 	}
@@ -142,11 +142,16 @@ func growPeer(w *mesh.DevicePeer, h *devicePeer, last desired, now time.Time) (c
 	if w.PersistentKeepalive != h.keepalive {
 		c.keepalive = &w.PersistentKeepalive
 	}
-	for p := range missing(w.AllowedIPs, h.allowedIPs) {
-		c.allowedIPs = append(c.allowedIPs, p)
+	for _, p := range w.AllowedIPs {
+		if !h.has(p) {
+			c.allowedIPs = append(c.allowedIPs, p)
+		}
 	}
-	changed = c.op == OpAdd || c.endpoint.IsValid() || c.presharedKey != nil || c.keepalive != nil || len(c.allowedIPs) > 0
-	return c, changed
+	if c.op == OpReplace && !c.endpoint.IsValid() && c.presharedKey == nil && c.keepalive == nil && len(c.allowedIPs) == 0 {
+		return c, false
+	}
+	c.name = w.Object()
+	return c, true
 }
 
 func setEndpoint(key mesh.PublicKey, want netip.AddrPort, h *devicePeer, last desired, now time.Time) bool {
@@ -160,29 +165,22 @@ func setEndpoint(key mesh.PublicKey, want netip.AddrPort, h *devicePeer, last de
 	return before.IsValid() && before != want
 }
 
-// missing yields those of a that b lacks; both are sorted.
-func missing(a, b []netip.Prefix) iter.Seq[netip.Prefix] {
-	return func(yield func(netip.Prefix) bool) {
-		for _, p := range a {
-			for len(b) > 0 && b[0] != p && mesh.ComparePrefix(b[0], p) < 0 {
-				b = b[1:]
-			}
-			if (len(b) == 0 || b[0] != p) && !yield(p) {
-				return
-			}
-		}
-	}
+// has reports whether the peer has the prefix.
+func (h *devicePeer) has(p netip.Prefix) bool {
+	_, ok := slices.BinarySearchFunc(h.allowedIPs, p, mesh.ComparePrefix)
+	return ok
 }
 
-// stray reports whether a peer has a prefix that nobody is to have. One that
+// stray reports whether the peer has a prefix that nobody is to have. One that
 // another peer is to have has moved there by now.
-func stray(have, want []netip.Prefix, wanted func() map[netip.Prefix]bool) bool {
-	for p := range missing(have, want) {
-		if !wanted()[p] {
-			return true
+func (h *devicePeer) stray(w *mesh.DevicePeer, wanted func() map[netip.Prefix]bool) bool {
+	kept := 0
+	for _, p := range w.AllowedIPs {
+		if h.has(p) {
+			kept++
 		}
 	}
-	return false
+	return kept < len(h.allowedIPs) && slices.ContainsFunc(h.allowedIPs, func(p netip.Prefix) bool { return !wanted()[p] })
 }
 
 // allowedIPsOf is what any peer of the device is to have.

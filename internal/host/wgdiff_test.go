@@ -148,7 +148,7 @@ func holding(byKey map[mesh.PublicKey]devicePeer) device {
 
 func TestDiffDeviceRefusesOwnKey(t *testing.T) {
 	plan := diffDevice(mesh.Device{
-		PrivateKey: secret(2), Peers: peersOf(map[mesh.PublicKey]mesh.DevicePeer{public(2): {Name: "node/self"}, public(3): {}}),
+		PrivateKey: secret(2), Peers: peersOf(map[mesh.PublicKey]mesh.DevicePeer{public(2): {Name: "self", IsNode: true}, public(3): {}}),
 	}, device{privateKey: secret(2)}, desired{}, time.Time{})
 	if err := errors.Join(plan.errs...); !errors.Is(err, errOwnKey) || len(plan.grow) != 1 || plan.grow[0].key != public(3) {
 		t.Errorf("plan %v, error %v", planText(plan), err)

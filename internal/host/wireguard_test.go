@@ -32,7 +32,7 @@ func pairState(self, other byte) mesh.State {
 		},
 		Device: owning(mesh.Device{
 			PrivateKey: secret(self), ListenPort: 51820,
-			Peers: peersOf(map[mesh.PublicKey]mesh.DevicePeer{key: {Name: "node/other", Endpoint: netip.MustParseAddrPort(n("192.0.2.%d:51820", other))}}),
+			Peers: peersOf(map[mesh.PublicKey]mesh.DevicePeer{key: {Name: "other", IsNode: true, Endpoint: netip.MustParseAddrPort(n("192.0.2.%d:51820", other))}}),
 		}, map[netip.Prefix]mesh.PublicKey{pfx(n("10.4.0.%d/32", other)): key, pfx(n("fd10:4::%d/128", other)): key, pfx(n("10.2.%d.0/24", other)): key}),
 	}
 }
@@ -217,7 +217,7 @@ func TestManyPeersAreAFewWrites(t *testing.T) {
 	s := mesh.State{Links: fullState().Links, Device: mesh.Device{PrivateKey: secret(1), ListenPort: 51820}}
 	for i := range 300 {
 		key := mesh.PublicKey{1, byte(i), byte(i >> 8)}
-		peer := mesh.DevicePeer{Key: key, Name: fmt.Sprint("node/", i), PersistentKeepalive: 25}
+		peer := mesh.DevicePeer{Key: key, Name: fmt.Sprint(i), IsNode: true, PersistentKeepalive: 25}
 		for j := range 3 {
 			peer.AllowedIPs = append(peer.AllowedIPs, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(j), byte(i), byte(i >> 8)}), 32))
 		}

@@ -40,7 +40,7 @@ func picture(t *Topology, states map[string]State) string {
 	sites := map[string][]*Node{}
 	names := map[PublicKey]string{}
 	for _, l := range t.Locations {
-		sites[l.Site] = append(sites[l.Site], l.Nodes...)
+		sites[l.Site()] = append(sites[l.Site()], l.Nodes...)
 		for _, n := range l.Nodes {
 			names[n.Key] = n.Name
 		}

@@ -75,6 +75,17 @@ func (p place) id() string {
 	return "location:" + p.name
 }
 
+// compare orders as the IDs do.
+func (p place) compare(o place) int {
+	if p.own != o.own {
+		if o.own {
+			return -1
+		}
+		return 1
+	}
+	return cmp.Compare(p.name, o.name)
+}
+
 // siteOf returns the place whose nodes n reaches without the mesh. A node
 // without an internal IP cannot be reached by its neighbours except through the
 // mesh, so it is on its own.

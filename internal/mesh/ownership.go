@@ -5,6 +5,7 @@ package mesh
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 )
@@ -16,83 +17,205 @@ import (
 type ownership struct {
 	report    reportFunc
 	locations []Location
-	// others own prefixes beside the nodes as such.
-	others []owner
-	// current is the number of the one that claims: the nodes in the order of
-	// their locations come first, then others.
-	current, nodeCount int32
-	// The number of the owner by prefix. IPv4 prefixes fit into a number, which is
-	// several times faster to look up.
-	v4 map[uint64]int32
-	v6 map[netip.Prefix]int32
+	// pods and wireGuard count the claims of nodes, of which they are the first.
+	pods, wireGuard int
+	// v4 are the prefixes that nodes got, as sorted numbers above the places of
+	// their claims; v6 are the places by prefix.
+	v4 []uint64
+	v6 map[netip.Prefix]int
+	// where are the indices of the locations of all claims.
+	where []int32
+	// claimants are the nodes of all claims, nil until somebody asks.
+	claimants []*Node
+	// others own allowed location IPs and what peers have.
+	others map[netip.Prefix]owner
 }
 
 // owner is a node or a peer.
 type owner struct {
 	kind, name string
-	// group is the set of owners that may claim a prefix together, "" for none.
-	group string
+	// site is where several owners may claim one prefix together, zero for none.
+	site place
 }
 
 func (o owner) String() string { return o.kind + "/" + o.name }
 
 func newOwnership(locations []Location, report reportFunc) *ownership {
-	o := &ownership{report: report, locations: locations, v6: map[netip.Prefix]int32{}}
-	prefixes := 0
-	for i := range locations {
-		for _, n := range locations[i].Nodes {
-			prefixes += len(n.PodCIDRs) + len(n.InternalIPs)
-		}
-		prefixes += len(locations[i].WireGuardIPs)
-		o.nodeCount += int32(len(locations[i].Nodes)) //nolint:gosec // no mesh has 2^31 nodes
-	}
-	o.v4 = make(map[uint64]int32, prefixes)
-	return o
+	return &ownership{report: report, locations: locations, v6: map[netip.Prefix]int{}, others: map[netip.Prefix]owner{}}
 }
 
-// numbered returns the owner of that number.
-func (o *ownership) numbered(i int32) owner {
-	if i >= o.nodeCount {
-		return o.others[i-o.nodeCount]
-	}
-	at := int(i)
-	for _, l := range o.locations {
-		if at < len(l.Nodes) {
-			return owner{kind: "node", name: l.Nodes[at].Name}
+// claims yields what nodes want for being what they are, the strongest first.
+func (o *ownership) claims() iter.Seq2[claimant, netip.Prefix] {
+	return func(yield func(claimant, netip.Prefix) bool) {
+		for i := range o.locations {
+			for _, n := range o.locations[i].Nodes {
+				for _, p := range n.PodCIDRs {
+					if !yield(claimant{i, n}, p) {
+						return
+					}
+				}
+			}
 		}
-		at -= len(l.Nodes)
+		for i := range o.locations {
+			for _, ip := range o.locations[i].WireGuardIPs {
+				if !yield(claimant{i, o.locations[i].Lead()}, single(ip)) {
+					return
+				}
+			}
+		}
+		for i := range o.locations {
+			for _, n := range o.locations[i].Nodes {
+				for _, p := range n.InternalIPs {
+					if !yield(claimant{i, n}, single(p.Addr())) {
+						return
+					}
+				}
+			}
+		}
 	}
-	return owner{}
+}
+
+// claimant is a node, and the index of its location.
+type claimant struct {
+	location int
+	*Node
+}
+
+// count returns how many claims there are.
+func (o *ownership) count() int {
+	internals := 0
+	for i := range o.locations {
+		l := &o.locations[i]
+		o.wireGuard += len(l.WireGuardIPs)
+		for _, n := range l.Nodes {
+			o.pods += len(n.PodCIDRs)
+			internals += len(n.InternalIPs)
+		}
+	}
+	return o.pods + o.wireGuard + internals
+}
+
+// nodes gives the locations the pod CIDRs, WireGuard IPs and internal IPs of
+// their nodes. Narrower prefixes inside another's are legitimate here: the
+// longest prefix carries the packet.
+func (o *ownership) nodes() {
+	count := o.count()
+	lost := o.settle(count)
+	keep := func(place int) bool { _, ok := lost[place]; return !ok }
+	room := make([]netip.Prefix, 0, count) // in which the lists of all locations lie
+	pod, wireGuard, internal := 0, o.pods, o.pods+o.wireGuard
+	for i := range o.locations {
+		l, start := &o.locations[i], len(room)
+		for _, n := range l.Nodes {
+			for _, p := range n.PodCIDRs {
+				if keep(pod) {
+					room = append(room, p)
+				}
+				pod++
+			}
+		}
+		l.pods = int32(len(room) - start) //nolint:gosec // no mesh has 2^31 prefixes
+		for _, n := range l.Nodes {
+			for _, p := range n.InternalIPs {
+				if keep(internal) {
+					room = append(room, single(p.Addr()))
+				}
+				internal++
+			}
+		}
+		l.internals = int32(len(room)-start) - l.pods //nolint:gosec // as above
+		l.WireGuardIPs = slices.DeleteFunc(l.WireGuardIPs, func(netip.Addr) bool {
+			wireGuard++
+			return !keep(wireGuard - 1)
+		})
+		for _, ip := range l.WireGuardIPs {
+			room = append(room, single(ip))
+		}
+		l.owned = room[start:len(room):len(room)]
+	}
+}
+
+// settle decides about the claims of nodes, and returns those that are lost.
+func (o *ownership) settle(count int) (lost map[int]int) {
+	o.v4, o.where = make([]uint64, 0, count), make([]int32, 0, count)
+	place := 0
+	lose := func(place, to int) {
+		if lost == nil {
+			lost = map[int]int{}
+		}
+		lost[place] = to
+	}
+	for c, p := range o.claims() {
+		o.where = append(o.where, int32(c.location)) //nolint:gosec // no mesh has 2^31 locations
+		if p.Addr().Is4() {
+			o.v4 = append(o.v4, number(p)<<placeBits|uint64(place)) //nolint:gosec // not negative
+		} else if first, ok := o.v6[p]; ok {
+			lose(place, first)
+		} else {
+			o.v6[p] = place
+		}
+		place++
+	}
+	slices.Sort(o.v4)
+	got := o.v4[:0]
+	for _, n := range o.v4 {
+		if len(got) > 0 && sameBits(got[len(got)-1], n) {
+			lose(placeOf(n), placeOf(got[len(got)-1]))
+			continue
+		}
+		got = append(got, n)
+	}
+	o.v4 = got
+	o.reportLost(lost)
+	return lost
+}
+
+func (o *ownership) reportLost(lost map[int]int) {
+	if len(lost) == 0 {
+		return
+	}
+	place := 0
+	for c, p := range o.claims() {
+		if by, ok := lost[place]; ok {
+			field := "internal-ip"
+			switch {
+			case place < o.pods:
+				field = "spec.podCIDRs"
+			case place < o.pods+o.wireGuard:
+				field = "wireguard-ip"
+			}
+			o.report("node/"+c.Name, field, fmt.Errorf("%s is not used: it already belongs to %s; want prefixes that only one node has", p, o.claimant(by)))
+		}
+		place++
+	}
+}
+
+// claimant returns whose claim of a node that is.
+func (o *ownership) claimant(place int) owner {
+	if o.claimants == nil {
+		for c := range o.claims() {
+			o.claimants = append(o.claimants, c.Node)
+		}
+	}
+	return owner{kind: "node", name: o.claimants[place].Name}
 }
 
 // owner returns who owns exactly p.
 func (o *ownership) owner(p netip.Prefix) (owner, bool) {
-	var i int32
-	var ok bool
-	if p.Addr().Is4() {
-		i, ok = o.v4[number(p)]
-	} else {
-		i, ok = o.v6[p]
+	if by, ok := o.others[p]; ok {
+		return by, true
 	}
-	if !ok {
+	if p.Addr().Is6() {
+		if place, ok := o.v6[p]; ok {
+			return o.claimant(place), true
+		}
 		return owner{}, false
 	}
-	return o.numbered(i), true
-}
-
-// claimant makes ow the one that add and take give to.
-func (o *ownership) claimant(ow owner) {
-	o.current = o.nodeCount + int32(len(o.others)) //nolint:gosec // no mesh has 2^31 nodes
-	o.others = append(o.others, ow)
-}
-
-// add gives p to the claimant.
-func (o *ownership) add(p netip.Prefix) {
-	if p.Addr().Is4() {
-		o.v4[number(p)] = o.current
-	} else {
-		o.v6[p] = o.current
+	want := number(p) << placeBits
+	if i, _ := slices.BinarySearch(o.v4, want); i < len(o.v4) && sameBits(o.v4[i], want) {
+		return o.claimant(placeOf(o.v4[i])), true
 	}
+	return owner{}, false
 }
 
 // within finds the broadest owned prefix that p equals or lies in.
@@ -106,87 +229,26 @@ func (o *ownership) within(p netip.Prefix) (owner, netip.Prefix, bool) {
 	return owner{}, netip.Prefix{}, false
 }
 
-// take gives p to the claimant, unless somebody has exactly it.
-func (o *ownership) take(p netip.Prefix, field string) bool {
-	if by, ok := o.owner(p); ok {
-		o.report(o.numbered(o.current).String(), field, fmt.Errorf("%s is not used: it already belongs to %s; want prefixes that only one node has", p, by))
-		return false
-	}
-	o.add(p)
-	return true
-}
-
-// nodes gives the locations the pod CIDRs, WireGuard IPs and internal IPs of
-// their nodes. Narrower prefixes inside another's are legitimate here: the
-// longest prefix carries the packet.
-func (o *ownership) nodes(locations []Location) {
-	// The lists of all locations lie in two arrays.
-	pods, internals := 0, 0
-	for i := range locations {
-		for _, n := range locations[i].Nodes {
-			pods += len(n.PodCIDRs)
-			internals += len(n.InternalIPs)
-		}
-	}
-	room := make([]netip.Prefix, 0, pods+internals)
-	o.current = -1
-	for i := range locations {
-		l, start := &locations[i], len(room)
-		for _, n := range l.Nodes {
-			o.current++
-			for _, p := range n.PodCIDRs {
-				if o.take(p, "spec.podCIDRs") {
-					room = append(room, p)
-				}
-			}
-		}
-		l.PodCIDRs = room[start:len(room):len(room)]
-	}
-	first := int32(0) // number of the location's nodes
-	for i := range locations {
-		l := &locations[i]
-		o.current = first + int32(l.Leader) //nolint:gosec // as above
-		first += int32(len(l.Nodes))        //nolint:gosec // as above
-		l.WireGuardIPs = slices.DeleteFunc(l.WireGuardIPs, func(ip netip.Addr) bool { return !o.take(single(ip), "wireguard-ip") })
-	}
-	o.current = -1
-	for i := range locations {
-		l, start := &locations[i], len(room)
-		for _, n := range l.Nodes {
-			o.current++
-			for _, p := range n.InternalIPs {
-				if ip := single(p.Addr()); o.take(ip, "internal-ip") {
-					room = append(room, ip)
-				}
-			}
-		}
-		l.InternalIPs = room[start:len(room):len(room)]
-	}
-}
-
 // allowedLocationIPs gives the locations the prefixes that their nodes announce,
 // unless one lies within what another already owns. Broader ones are fine.
-func (o *ownership) allowedLocationIPs(locations []Location) {
-	for i := range locations {
-		l := &locations[i]
+func (o *ownership) allowedLocationIPs() {
+	for i := range o.locations {
+		l := &o.locations[i]
+		known := len(l.owned)
 		for _, n := range l.Nodes {
-			if len(n.AllowedLocationIPs) == 0 {
-				continue
-			}
-			self := owner{kind: "node", name: n.Name, group: l.Site}
-			o.claimant(self)
+			self := owner{kind: "node", name: n.Name, site: l.site}
 			for _, p := range n.AllowedLocationIPs {
 				if by, within, ok := o.within(p); ok {
-					if by.group != l.Site { // the neighbours may announce it too
+					if by.site != l.site { // the neighbours may announce it too
 						o.report(self.String(), "allowed-location-ips", fmt.Errorf("%s is not used: it lies within %s of %s; want a prefix that is broader, or nobody else's", p, within, by))
 					}
 					continue
 				}
-				o.add(p)
-				l.AllowedLocationIPs = append(l.AllowedLocationIPs, p)
+				o.others[p] = self
+				l.owned = append(l.owned, p)
 			}
 		}
-		slices.SortFunc(l.AllowedLocationIPs, ComparePrefix)
+		SortPrefixes(l.owned[known:])
 	}
 }
 
@@ -206,7 +268,6 @@ func (o *ownership) peers(peers []Peer, nodes keyring) []Peer {
 			continue
 		}
 		keys[p.Key] = self.String()
-		o.claimant(self)
 		var owned []netip.Prefix
 		for _, ip := range p.AllowedIPs {
 			if by, within, ok := o.within(ip); ok {
@@ -215,10 +276,9 @@ func (o *ownership) peers(peers []Peer, nodes keyring) []Peer {
 				}
 				continue
 			}
-			o.add(ip)
+			o.others[ip] = self
 			owned = append(owned, ip)
 		}
-		SortPrefixes(owned)
 		p.AllowedIPs = owned
 		out = append(out, p)
 	}

@@ -5,6 +5,7 @@ package mesh
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 )
 
 const (
@@ -40,6 +41,8 @@ func (t *Topology) State(name string, key SecretKey, facts Facts) (State, []Prob
 		p.addOnRoutes()
 	}
 	p.firewall()
+	p.state.Sort()
+	p.cut()
 	return p.finish(), sortCompactProblems(p.problems), nil
 }
 
@@ -79,11 +82,10 @@ func (p *planner) findNeighbours() {
 }
 
 // isOwnSite reports whether the nodes of l are reached without the mesh.
-func (p *planner) isOwnSite(l *Location) bool { return l.Site == p.loc.Site }
+func (p *planner) isOwnSite(l *Location) bool { return l.site == p.loc.site }
 
 func (p *planner) finish() State {
 	s := p.state
-	s.Sort()
 	for _, cidr := range p.self.PodCIDRs {
 		if cidr.Addr().Is4() {
 			s.Forward4 = true
@@ -127,7 +129,6 @@ func (p *planner) device(key SecretKey) {
 		return
 	}
 	peers := make([]DevicePeer, 0, len(p.t.Locations)+len(p.t.Peers))
-	room := make([]netip.Prefix, 0, p.t.prefixes) // in which the lists of all peers lie
 	for i := range p.t.Locations {
 		l := &p.t.Locations[i]
 		if p.isOwnSite(l) {
@@ -138,10 +139,8 @@ func (p *planner) device(key SecretKey) {
 		if p.comesToUs(lead, endpoint) {
 			endpoint = netip.AddrPort{}
 		}
-		start := len(room)
-		room = append(l.appendKnown(room), l.AllowedLocationIPs...)
 		peers = append(peers, DevicePeer{
-			Key: lead.Key, Name: "node/" + lead.Name, Endpoint: endpoint, PersistentKeepalive: p.self.PersistentKeepalive, AllowedIPs: room[start:len(room):len(room)],
+			Key: lead.Key, Name: lead.Name, IsNode: true, Endpoint: endpoint, PersistentKeepalive: p.self.PersistentKeepalive, AllowedIPs: l.Owned(),
 		})
 	}
 	for _, peer := range p.t.Peers {
@@ -150,7 +149,7 @@ func (p *planner) device(key SecretKey) {
 		if keepalive == 0 {
 			keepalive = p.self.PersistentKeepalive
 		}
-		peers = append(peers, DevicePeer{Key: peer.Key, Name: "peer/" + peer.Name, Endpoint: endpoint, PresharedKey: peer.PresharedKey, PersistentKeepalive: keepalive, AllowedIPs: peer.AllowedIPs})
+		peers = append(peers, DevicePeer{Key: peer.Key, Name: peer.Name, Endpoint: endpoint, PresharedKey: peer.PresharedKey, PersistentKeepalive: keepalive, AllowedIPs: peer.AllowedIPs})
 	}
 	p.state.Device.Peers = peers
 }
@@ -174,13 +173,27 @@ func (p *planner) firewall() {
 		f.MasqueradeFrom = append(f.MasqueradeFrom, p.self.PodCIDRs...)
 	}
 	f.MasqueradeTo = p.siteAllowedLocationIPs()
-	f.Known = make([]netip.Prefix, 0, len(p.t.cfg.ServiceCIDRs)+p.t.prefixes)
-	f.Known = append(f.Known, p.t.cfg.ServiceCIDRs...)
-	for i := range p.t.Locations {
-		f.Known = p.t.Locations[i].appendKnown(f.Known)
-	}
+	rest := slices.Clone(p.t.cfg.ServiceCIDRs)
 	for _, peer := range p.t.Peers {
 		f.MasqueradeFrom = append(f.MasqueradeFrom, peer.AllowedIPs...)
-		f.Known = append(f.Known, peer.AllowedIPs...)
+		rest = append(rest, peer.AllowedIPs...)
 	}
+	for i := range p.t.Locations {
+		l := &p.t.Locations[i]
+		for _, known := range l.owned[:l.known()] {
+			if known.Addr().Is6() {
+				rest = append(rest, known)
+			}
+		}
+	}
+	SortPrefixes(rest)
+	f.Known = make([]netip.Prefix, 0, len(p.t.known4)+len(rest))
+	for _, n := range p.t.known4 {
+		known := prefixOf(n >> placeBits)
+		for len(rest) > 0 && ComparePrefix(rest[0], known) < 0 {
+			f.Known, rest = append(f.Known, rest[0]), rest[1:]
+		}
+		f.Known = append(f.Known, known)
+	}
+	f.Known = append(f.Known, rest...)
 }

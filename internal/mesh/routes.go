@@ -12,11 +12,9 @@ import (
 // carried yields the prefixes that are reached through the location, but for its WireGuard IPs.
 func (l *Location) carried() iter.Seq[netip.Prefix] {
 	return func(yield func(netip.Prefix) bool) {
-		for _, ps := range [][]netip.Prefix{l.PodCIDRs, l.InternalIPs, l.AllowedLocationIPs} {
-			for _, p := range ps {
-				if !yield(p) {
-					return
-				}
+		for i, p := range l.owned {
+			if (i < int(l.pods+l.internals) || i >= l.known()) && !yield(p) {
+				return
 			}
 		}
 	}
@@ -42,27 +40,28 @@ func (p *planner) leaderRoutes() {
 			source[family(ip.Addr())] = ip.Addr()
 		}
 	}
-	never := p.holes()
 	add := func(dst netip.Prefix, via netip.Addr) {
-		never.spare(dst, func(part netip.Prefix) {
-			p.route(Route{Dst: part, Via: via, Src: source[family(dst.Addr())], Dev: p.t.cfg.WireGuardDev})
-		})
+		p.route(Route{Dst: dst, Via: via, Src: source[family(dst.Addr())], Dev: p.t.cfg.WireGuardDev})
 	}
 	p.state.Routes = make([]Route, 0, p.t.prefixes-len(p.t.Locations)+len(p.t.Peers))
+	for _, n := range p.t.known4 { // in their order, which saves sorting them
+		l := &p.t.Locations[p.t.claimed[placeOf(n)]]
+		dst := prefixOf(n >> placeBits)
+		if via := l.WireGuardIP(dst.Addr()); via != dst.Addr() && !p.isOwnSite(l) {
+			add(dst, via)
+		}
+	}
 	for i := range p.t.Locations {
 		l := &p.t.Locations[i]
 		if p.isOwnSite(l) {
 			continue
 		}
-		// A leader that came to us from an address of its own location is there for
-		// us. That it came from elsewhere takes nothing out of the tunnel: a packet's
-		// source is easily forged.
-		var here holes
-		if seen, ok := p.facts.PeerAddrs[l.Lead().Key]; ok {
-			here = holesOf(single(seen))
-		}
-		for dst := range l.carried() {
-			here.spare(dst, func(part netip.Prefix) { add(part, l.WireGuardIP(dst.Addr())) })
+		for i, dst := range l.owned {
+			via := l.WireGuardIP(dst.Addr())
+			if known := i < l.known(); known && dst.Addr().Is4() || dst == single(via) {
+				continue
+			}
+			add(dst, via)
 		}
 	}
 	for _, peer := range p.t.Peers {
@@ -90,17 +89,18 @@ func (h *holes) add(hole netip.Prefix) {
 	}
 }
 
-// holesOf is the one hole.
-func holesOf(hole netip.Prefix) (h holes) {
-	h.add(hole)
-	return h
-}
-
+// holes lists them, for routes that are sorted and not cut yet.
 func (p *planner) holes() holes {
 	h := holes{v4: make([]uint64, 0, len(p.state.Device.Peers))}
 	for _, peer := range p.state.Device.Peers {
 		if peer.Endpoint.IsValid() {
 			h.add(single(peer.Endpoint.Addr()))
+		}
+	}
+	for i := range p.t.Locations {
+		l := &p.t.Locations[i]
+		if seen, ok := p.facts.PeerAddrs[l.Lead().Key]; ok && p.isThere(l, seen) {
+			h.add(single(seen))
 		}
 	}
 	for _, hole := range p.siteAllowedLocationIPs() {
@@ -111,40 +111,119 @@ func (p *planner) holes() holes {
 	return h
 }
 
+// isThere reports whether a leader that came to us from an address is there for
+// us: it is if the address is its own location's. That it came from an address
+// of others takes nothing out of the tunnel: a packet's source is easily forged.
+func (p *planner) isThere(l *Location, seen netip.Addr) bool {
+	contains := func(dst netip.Prefix) bool { return dst.Contains(seen) }
+	if p.isOwnSite(l) || !slices.ContainsFunc(l.owned, contains) {
+		return false
+	}
+	for bits := seen.BitLen(); bits >= 0; bits-- {
+		if r := p.mainRoute(netip.PrefixFrom(seen, bits).Masked()); r != nil {
+			return r.Via.IsValid() && r.Via == l.WireGuardIP(seen)
+		}
+	}
+	return false
+}
+
 // siteAllowedLocationIPs are the further prefixes that are reached from here without the mesh.
 func (p *planner) siteAllowedLocationIPs() []netip.Prefix {
-	ps := slices.Clone(p.loc.AllowedLocationIPs)
+	ps := slices.Clone(p.loc.AllowedLocationIPs())
 	for _, n := range p.neighbours {
 		if n.loc != p.loc { // granularity cross
-			ps = append(ps, n.loc.AllowedLocationIPs...)
+			ps = append(ps, n.loc.AllowedLocationIPs()...)
 		}
 	}
 	return ps
 }
 
-// within returns the first hole that dst contains; ok is false without one.
-// Those that contain dst are of no matter: the narrower prefix carries the packet.
-func (h holes) within(dst netip.Prefix) (hole netip.Prefix, ok bool) {
-	// In this order whatever dst contains comes right behind it.
-	if dst.Addr().Is4() {
-		if i, _ := slices.BinarySearch(h.v4, number(dst)); i < len(h.v4) {
-			hole = prefixOf(h.v4[i])
+// from drops the holes that come before dst.
+func (h *holes) from(dst netip.Prefix) {
+	if dst.Addr().Is6() {
+		for len(h.v6) > 0 && ComparePrefix(h.v6[0], dst) < 0 {
+			h.v6 = h.v6[1:]
 		}
-	} else if i, _ := slices.BinarySearchFunc(h.v6, dst, ComparePrefix); i < len(h.v6) {
-		hole = h.v6[i]
+		return
+	}
+	for n := number(dst); len(h.v4) > 0 && h.v4[0] < n; {
+		h.v4 = h.v4[1:]
+	}
+}
+
+// within returns the first hole that dst contains; ok is false without one.
+// Those before dst were dropped. Those that contain dst are of no matter: the
+// narrower prefix carries the packet.
+func (h *holes) within(dst netip.Prefix) (hole netip.Prefix, ok bool) {
+	// In this order whatever dst contains comes right behind it.
+	switch {
+	case dst.Addr().Is6() && len(h.v6) > 0:
+		hole = h.v6[0]
+	case dst.Addr().Is4() && len(h.v4) > 0:
+		hole = prefixOf(h.v4[0])
 	}
 	return hole, hole.IsValid() && dst.Contains(hole.Addr())
 }
 
-// spare calls f with dst, or if there are holes in it with the parts without.
-func (h holes) spare(dst netip.Prefix, f func(netip.Prefix)) {
-	switch hole, ok := h.within(dst); {
-	case !ok:
+// cut takes the holes out of the routes into the WireGuard link, which are sorted.
+func (p *planner) cut() {
+	h := p.holes()
+	// Where a narrower prefix has a route of its own, that carries the packet.
+	narrower := func(dst netip.Prefix) bool { return p.mainRoute(dst) != nil }
+	var parts []Route
+	cut := make([]bool, len(p.state.Routes))
+	for i, r := range p.state.Routes {
+		if r.Dev != p.t.cfg.WireGuardDev {
+			continue
+		}
+		h.from(r.Dst)
+		if _, cut[i] = h.within(r.Dst); !cut[i] {
+			continue
+		}
+		inside := h // nested routes have the same holes
+		inside.spare(r.Dst, narrower, func(part netip.Prefix) {
+			r.Dst = part
+			parts = append(parts, r)
+		})
+	}
+	kept := p.state.Routes[:0]
+	for i, r := range p.state.Routes {
+		if !cut[i] {
+			kept = append(kept, r)
+		}
+	}
+	p.state.Routes = append(kept, parts...)
+	if len(parts) > 0 {
+		sortRoutes(p.state.Routes)
+	}
+}
+
+// mainRoute returns the planned route to dst in table main, nil without one.
+func (p *planner) mainRoute(dst netip.Prefix) *Route {
+	i, ok := slices.BinarySearchFunc(p.state.Routes, Route{Dst: dst, Table: TableMain}, func(r, want Route) int { return r.CompareTarget(&want) })
+	if !ok {
+		return nil
+	}
+	return &p.state.Routes[i]
+}
+
+// spare calls f with the parts of dst in which no hole is. It leaves out
+// narrower prefixes that are covered otherwise.
+func (h *holes) spare(dst netip.Prefix, covered func(netip.Prefix) bool, f func(netip.Prefix)) {
+	h.from(dst)
+	hole, ok := h.within(dst)
+	if !ok {
 		f(dst)
-	case hole != dst:
-		low, high := halves(dst)
-		h.spare(low, f)
-		h.spare(high, f)
+		return
+	}
+	if hole == dst {
+		return
+	}
+	low, high := halves(dst)
+	for _, half := range []netip.Prefix{low, high} {
+		if !covered(half) {
+			h.spare(half, covered, f)
+		}
 	}
 }
 
@@ -192,7 +271,7 @@ func (p *planner) localRoutes() {
 	}
 	for _, n := range p.neighbours {
 		for _, cidr := range n.PodCIDRs {
-			if !taken[cidr] && slices.Contains(n.loc.PodCIDRs, cidr) {
+			if !taken[cidr] && slices.Contains(n.loc.PodCIDRs(), cidr) {
 				taken[cidr] = true
 				p.via(n.Node, cidr)
 			}

@@ -47,9 +47,6 @@ func (s *State) Sort() {
 	sortRoutes(s.Routes)
 	s.Rules = sortCompact(s.Rules, Rule.compare)
 	s.Neighs = sortCompact(s.Neighs, Neigh.compare)
-	for _, p := range s.Device.Peers {
-		SortPrefixes(p.AllowedIPs)
-	}
 	sortPeers(s.Device.Peers)
 	f := &s.Firewall
 	for _, ps := range []*[]netip.Prefix{&f.MasqueradeFrom, &f.MasqueradeTo, &f.Known, &f.TunnelFrom} {
@@ -144,9 +141,17 @@ type Route struct {
 	OnLink bool
 }
 
-// Compare orders routes by family, table and destination, then the rest.
+// Compare orders routes by their targets, then the rest.
 func (r Route) Compare(o Route) int {
-	return cmp.Or(cmp.Compare(family(r.Dst.Addr()), family(o.Dst.Addr())), cmp.Compare(r.Table, o.Table), ComparePrefix(r.Dst, o.Dst), r.Via.Compare(o.Via), cmp.Compare(r.Dev, o.Dev), r.Src.Compare(o.Src))
+	return cmp.Or(r.CompareTarget(&o), r.Via.Compare(o.Via), cmp.Compare(r.Dev, o.Dev), r.Src.Compare(o.Src))
+}
+
+// CompareTarget orders routes by what a packet is matched with: family, table and destination.
+func (r *Route) CompareTarget(o *Route) int {
+	if r.Table == o.Table || r.Dst.Addr().Is4() != o.Dst.Addr().Is4() {
+		return ComparePrefix(r.Dst, o.Dst)
+	}
+	return cmp.Compare(r.Table, o.Table)
 }
 
 // Rule is a policy-routing rule that sends packets to a table. Zero fields
@@ -183,16 +188,25 @@ func (d Device) Peer(key PublicKey) *DevicePeer {
 // DevicePeer is one [Peer] section of a WireGuard device.
 type DevicePeer struct {
 	Key PublicKey
-	// Name says in messages who the peer is: "node/a1" or "peer/laptop".
-	Name string
+	// Name of the Node, if IsNode, or of the Peer.
+	Name   string
+	IsNode bool
 	// Endpoint is where to find the peer at first; zero if it will come to us.
 	// WireGuard follows a peer that roams, and apply lets it.
 	Endpoint     netip.AddrPort
 	PresharedKey SecretKey
 	// PersistentKeepalive in seconds, 0 (off) to 65535.
 	PersistentKeepalive uint16
-	// AllowedIPs are masked and sorted as SortPrefixes does, and no two peers of a device have the same.
+	// AllowedIPs are masked, and no two peers of a device have the same.
 	AllowedIPs []netip.Prefix
+}
+
+// Object says in messages who the peer is: "node/a1" or "peer/laptop".
+func (p DevicePeer) Object() string {
+	if p.IsNode {
+		return "node/" + p.Name
+	}
+	return "peer/" + p.Name
 }
 
 // Firewall is what changes in Kilo's nftables table; its rules are constant.
@@ -214,7 +228,10 @@ type Firewall struct {
 
 // ComparePrefix orders masked prefixes by family, address and length.
 func ComparePrefix(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return cmp.Compare(a.Bits(), b.Bits())
 }
 
 // compactPrefixes sorts masked prefixes and drops every one that another

@@ -323,7 +323,7 @@ func TestPrefixAroundAnEndpointIsCut(t *testing.T) {
 	}
 }
 
-func TestHolesAreSpared(t *testing.T) {
+func TestHolesAreCutOutOfRoutes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		six := rapid.Bool().Draw(t, "IPv6")
 		prefix := func(label string) netip.Prefix {
@@ -334,20 +334,42 @@ func TestHolesAreSpared(t *testing.T) {
 			}
 			return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, last}), 24+bits).Masked()
 		}
-		p := &planner{t: &Topology{}, loc: &Location{}}
+		p := &planner{t: &Topology{cfg: Config{WireGuardDev: "kilo0"}}, loc: &Location{}}
 		for range rapid.IntRange(0, 5).Draw(t, "holes") {
-			p.loc.AllowedLocationIPs = append(p.loc.AllowedLocationIPs, prefix("hole"))
+			p.loc.owned = append(p.loc.owned, prefix("hole"))
 		}
-		dst := prefix("dst")
-		inDst := slices.DeleteFunc(slices.Clone(p.loc.AllowedLocationIPs), func(hole netip.Prefix) bool { return hole.Bits() < dst.Bits() })
-		var parts []netip.Prefix
-		p.holes().spare(dst, func(part netip.Prefix) { parts = append(parts, part) })
-		in := func(ps []netip.Prefix, a netip.Addr) bool {
-			return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return p.Contains(a) })
+		seen := map[netip.Prefix]bool{}
+		for i := range rapid.IntRange(1, 5).Draw(t, "routes") {
+			dst := prefix("dst")
+			if !seen[dst] {
+				p.route(Route{Dst: dst, Dev: rapid.SampledFrom([]string{"kilo0", "kilo0", "eth0"}).Draw(t, "dev"), Src: netip.AddrFrom4([4]byte{byte(i)})})
+			}
+			seen[dst] = true
 		}
-		for a := dst.Addr(); dst.Contains(a); a = a.Next() {
-			if in(parts, a) == in(inDst, a) {
-				t.Fatalf("%s without %v is %v, which is wrong about %s", dst, p.loc.AllowedLocationIPs, parts, a)
+		p.state.Sort()
+		before := slices.Clone(p.state.Routes)
+		p.cut()
+		if !slices.IsSortedFunc(p.state.Routes, Route.Compare) {
+			t.Fatalf("not sorted: %v", p.state.Routes)
+		}
+		longest := func(routes []Route, a netip.Addr) (best Route) {
+			for _, r := range routes {
+				if r.Dst.Contains(a) && (!best.Dst.IsValid() || r.Dst.Bits() > best.Dst.Bits()) {
+					best = r
+				}
+			}
+			return best
+		}
+		for _, r := range before {
+			for a := r.Dst.Addr(); r.Dst.Contains(a); a = a.Next() {
+				want := longest(before, a)
+				hole := slices.ContainsFunc(p.loc.owned, func(h netip.Prefix) bool { return h.Contains(a) && h.Bits() >= want.Dst.Bits() })
+				if hole && want.Dev == "kilo0" {
+					want = longest(slices.DeleteFunc(slices.Clone(before), func(r Route) bool { return r.Dev == "kilo0" }), a)
+				}
+				if got := longest(p.state.Routes, a); got.Src != want.Src || got.Dst.IsValid() != want.Dst.IsValid() {
+					t.Fatalf("%v without %v is %v, which is wrong about %s", before, p.loc.owned, p.state.Routes, a)
+				}
 			}
 		}
 	})

@@ -115,9 +115,9 @@ func (d Device) String() string {
 	if d.ListenPort != 0 {
 		fmt.Fprintf(&b, "wg listen-port %d\n", d.ListenPort)
 	}
-	byName := slices.SortedStableFunc(slices.Values(d.Peers), func(a, b DevicePeer) int { return cmp.Compare(a.Name, b.Name) })
+	byName := slices.SortedStableFunc(slices.Values(d.Peers), func(a, b DevicePeer) int { return cmp.Compare(a.Object(), b.Object()) })
 	for _, p := range byName {
-		fmt.Fprintf(&b, "wg peer %s # %s", p.Key, p.Name)
+		fmt.Fprintf(&b, "wg peer %s # %s", p.Key, p.Object())
 		if p.Endpoint.IsValid() {
 			fmt.Fprintf(&b, " endpoint %s", p.Endpoint)
 		}
@@ -127,7 +127,7 @@ func (d Device) String() string {
 		if !p.PresharedKey.IsZero() {
 			fmt.Fprintf(&b, " preshared-key %v", p.PresharedKey)
 		}
-		fmt.Fprintf(&b, " allowed-ips %s\n", joinPrefixes(p.AllowedIPs))
+		fmt.Fprintf(&b, " allowed-ips %s\n", joinPrefixes(slices.SortedFunc(slices.Values(p.AllowedIPs), ComparePrefix)))
 	}
 	return b.String()
 }

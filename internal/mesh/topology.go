@@ -3,7 +3,6 @@
 package mesh
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,8 +13,12 @@ import (
 // node that sees the same cluster. It refers to the Nodes that it was computed from.
 type Topology struct {
 	cfg Config
-	// prefixes counts what all Locations own.
+	// prefixes counts what all Locations own. Those of IPv4, but for allowed
+	// location IPs, are the upper bits of known4, sorted, see number; the lower
+	// ones are places in claimed, which has the indices of their Locations.
 	prefixes int
+	known4   []uint64
+	claimed  []int32
 	// Locations by ID.
 	Locations []Location
 	// Peers by name, each with the allowed IPs that it owns.
@@ -24,22 +27,44 @@ type Topology struct {
 
 // Location is a group of nodes that reach each other without the mesh.
 type Location struct {
-	// ID is "location:" and the name that the user gave, or "node:" and the
-	// name of a node that is a location of its own.
-	ID string
-	// Site is the key of the Locations that reach each other without the mesh:
-	// more than one in granularity cross alone, else the same as ID.
-	Site string
+	place, site place
 	// Nodes by name.
 	Nodes []*Node
 	// Leader is the index in Nodes of the node that carries the location's traffic.
 	Leader int
 	// WireGuardIPs are the location's addresses in the mesh, at most one for each family.
 	WireGuardIPs []netip.Addr
-	// PodCIDRs, InternalIPs (as single addresses) and AllowedLocationIPs are
-	// the prefixes of its nodes that the location owns.
-	PodCIDRs, InternalIPs, AllowedLocationIPs []netip.Prefix
+	// owned are the prefixes of its nodes that the location owns: pod CIDRs, as many
+	// as pods, internal IPs, as many as internals, WireGuard IPs, allowed location IPs.
+	owned           []netip.Prefix
+	pods, internals int32
 }
+
+// ID is "location:" and the name that the user gave, or "node:" and the
+// name of a node that is a location of its own.
+func (l *Location) ID() string { return l.place.id() }
+
+// Site is the ID of the Locations that reach each other without the mesh:
+// more than one in granularity cross alone, else the same as ID.
+func (l *Location) Site() string { return l.site.id() }
+
+// PodCIDRs returns those of its nodes that the location owns.
+func (l *Location) PodCIDRs() []netip.Prefix { return l.owned[:l.pods:l.pods] }
+
+// InternalIPs returns those of its nodes that the location owns, as single addresses.
+func (l *Location) InternalIPs() []netip.Prefix {
+	end := l.pods + l.internals
+	return l.owned[l.pods:end:end]
+}
+
+// AllowedLocationIPs returns those of its nodes that the location owns.
+func (l *Location) AllowedLocationIPs() []netip.Prefix { return slices.Clip(l.owned[l.known():]) }
+
+// known counts what packets keep their source for: all but the allowed location IPs.
+func (l *Location) known() int { return int(l.pods+l.internals) + len(l.WireGuardIPs) }
+
+// Owned returns all that the location owns, WireGuard IPs among it.
+func (l *Location) Owned() []netip.Prefix { return slices.Clip(l.owned) }
 
 // Lead returns the leader.
 func (l *Location) Lead() *Node { return l.Nodes[l.Leader] }
@@ -52,20 +77,6 @@ func (l *Location) WireGuardIP(like netip.Addr) netip.Addr {
 		}
 	}
 	return netip.Addr{}
-}
-
-// prefixes counts what the location owns.
-func (l *Location) prefixes() int {
-	return len(l.PodCIDRs) + len(l.InternalIPs) + len(l.WireGuardIPs) + len(l.AllowedLocationIPs)
-}
-
-// appendKnown appends what packets keep their source for.
-func (l *Location) appendKnown(ps []netip.Prefix) []netip.Prefix {
-	ps = append(append(ps, l.PodCIDRs...), l.InternalIPs...)
-	for _, ip := range l.WireGuardIPs {
-		ps = append(ps, single(ip))
-	}
-	return ps
 }
 
 // Compute joins nodes and peers to a mesh. Nodes that have not published all
@@ -82,12 +93,13 @@ func Compute(cfg Config, nodes []Node, peers []Peer, leaders Leaders) (*Topology
 	t.Locations = gather(cfg.Granularity, members, leaders, report)
 	allocate(cfg.WireGuardCIDRs, t.Locations, report)
 	claims := newOwnership(t.Locations, report)
-	claims.nodes(t.Locations)
-	claims.allowedLocationIPs(t.Locations)
+	claims.nodes()
+	claims.allowedLocationIPs()
 	t.Peers = claims.peers(peers, keys)
 	for i := range t.Locations {
-		t.prefixes += t.Locations[i].prefixes()
+		t.prefixes += len(t.Locations[i].owned)
 	}
+	t.known4, t.claimed = claims.v4, claims.where
 	reportMissingCIDRs(cfg, t.Locations, report)
 	return t, sortCompactProblems(problems)
 }
@@ -130,24 +142,23 @@ func gather(g Granularity, members []*Node, leaders Leaders, report reportFunc) 
 		if !ok {
 			at = len(locations)
 			index[p] = at
-			id := p.id()
-			locations = append(locations, Location{ID: id, Site: id})
+			locations = append(locations, Location{place: p, site: p})
 		}
 		locations[at].Nodes = append(locations[at].Nodes, n)
 	}
 	locations = slices.DeleteFunc(locations, func(l Location) bool {
-		if len(l.Nodes) > 1 && l.lead(leaders[l.ID]) < 0 {
-			report(l.ID, "", fmt.Errorf("is left out of the mesh: %q, chosen to lead it, is none of its nodes that take part", leaders[l.ID]))
+		if len(l.Nodes) > 1 && l.lead(leaders[l.ID()]) < 0 {
+			report(l.ID(), "", fmt.Errorf("is left out of the mesh: %q, chosen to lead it, is none of its nodes that take part", leaders[l.ID()]))
 			return true
 		}
 		return false
 	})
 	for i := range locations {
 		if l := &locations[i]; len(l.Nodes) > 1 {
-			l.Leader = l.lead(leaders[l.ID])
+			l.Leader = l.lead(leaders[l.ID()])
 		}
 	}
-	slices.SortFunc(locations, func(a, b Location) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(locations, func(a, b Location) int { return a.place.compare(b.place) })
 	return locations
 }
 
@@ -156,10 +167,10 @@ func gatherSingles(g Granularity, members []*Node) []Location {
 	locations := make([]Location, len(members))
 	for i, n := range members {
 		l := &locations[i]
-		l.ID = place{own: true, name: n.Name}.id()
+		l.place = place{own: true, name: n.Name}
 		l.Nodes = members[i : i+1 : i+1]
-		if l.Site = l.ID; g == GranularityCross {
-			l.Site = siteOf(n).id()
+		if l.site = l.place; g == GranularityCross {
+			l.site = siteOf(n)
 		}
 	}
 	return locations // the order of names is that of IDs
@@ -173,7 +184,7 @@ func (l *Location) lead(name string) int {
 // reportMissingCIDRs finds families of pods for which there are no WireGuard IPs.
 func reportMissingCIDRs(cfg Config, locations []Location, report reportFunc) {
 	for i := range locations {
-		for _, p := range locations[i].PodCIDRs {
+		for _, p := range locations[i].PodCIDRs() {
 			if _, ok := ofFamily(cfg.WireGuardCIDRs, p.Addr()); !ok {
 				report("flag/--subnet", "", fmt.Errorf("has no %s range, but nodes have pod CIDRs like %s; want one range for each family", familyName(p.Addr()), p))
 				return

@@ -25,18 +25,19 @@ type summary struct {
 }
 
 func summarise(t *Topology) (out []summary) {
-	for _, l := range t.Locations {
-		s := summary{ID: l.ID, Leader: l.Lead().Name}
+	for i := range t.Locations {
+		l := &t.Locations[i]
+		s := summary{ID: l.ID(), Leader: l.Lead().Name}
 		for _, n := range l.Nodes {
 			s.Nodes = append(s.Nodes, n.Name)
 		}
 		for _, ip := range l.WireGuardIPs {
 			s.WireGuardIP = ip.String()
 		}
-		for _, p := range l.appendKnown(nil) {
+		for _, p := range l.owned[:l.known()] {
 			s.AllowedIPs = append(s.AllowedIPs, p.String())
 		}
-		for _, p := range l.AllowedLocationIPs {
+		for _, p := range l.AllowedLocationIPs() {
 			s.ALIPs = append(s.ALIPs, p.String())
 		}
 		out = append(out, s)
@@ -377,7 +378,7 @@ func TestOrderOfInputChangesNothing(t *testing.T) {
 		r.Shuffle(len(nodes), reflect.Swapper(nodes))
 		r.Shuffle(len(peers), reflect.Swapper(peers))
 		two, problems2 := Compute(testConfig(), nodes, peers, StaticLeaders(GranularityLocation, nodes))
-		if diff := cmp.Diff(one, two, cmp.AllowUnexported(Topology{}, SecretKey{}), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(one, two, cmp.AllowUnexported(Topology{}, Location{}, place{}, SecretKey{}), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Fatalf("topology (-first +shuffled):\n%s", diff)
 		}
 		if len(problems1) != len(problems2) {
@@ -391,12 +392,13 @@ func TestNoPrefixHasTwoOwnersAndNoAddressTwoLocations(t *testing.T) {
 		nodes, peers := randomMesh(t)
 		topology, _ := Compute(testConfig(), nodes, peers, StaticLeaders(GranularityLocation, nodes))
 		owners := map[netip.Prefix]string{}
-		for _, l := range topology.Locations {
-			for _, p := range slices.Concat(l.appendKnown(nil), l.AllowedLocationIPs) {
+		for i := range topology.Locations {
+			l := &topology.Locations[i]
+			for _, p := range l.Owned() {
 				if by, ok := owners[p]; ok {
-					t.Fatalf("%s belongs to %s and %s", p, by, l.ID)
+					t.Fatalf("%s belongs to %s and %s", p, by, l.ID())
 				}
-				owners[p] = l.ID
+				owners[p] = l.ID()
 			}
 		}
 		for _, peer := range topology.Peers {

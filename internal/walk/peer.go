@@ -4,7 +4,6 @@ package walk
 
 import (
 	"net/netip"
-	"slices"
 
 	"github.com/kilomesh/kilo/internal/mesh"
 )
@@ -32,15 +31,11 @@ func PeerState(t *mesh.Topology, p mesh.Peer, secret mesh.SecretKey, port uint16
 	for i := range t.Locations {
 		l := &t.Locations[i]
 		lead := l.Lead()
-		prefixes := slices.Concat(l.PodCIDRs, l.InternalIPs, l.AllowedLocationIPs)
-		for _, ip := range l.WireGuardIPs {
-			prefixes = append(prefixes, netip.PrefixFrom(ip, ip.BitLen()))
-		}
 		s.Device.Peers = append(s.Device.Peers, mesh.DevicePeer{
-			Key: lead.Key, Name: "node/" + lead.Name, Endpoint: endpointFor(lead), PresharedKey: p.PresharedKey, PersistentKeepalive: p.PersistentKeepalive,
-			AllowedIPs: prefixes,
+			Key: lead.Key, Name: lead.Name, IsNode: true, Endpoint: endpointFor(lead), PresharedKey: p.PresharedKey, PersistentKeepalive: p.PersistentKeepalive,
+			AllowedIPs: l.Owned(),
 		})
-		for _, dst := range prefixes {
+		for _, dst := range l.Owned() {
 			for part := range without(dst, endpoints) {
 				s.Routes = append(s.Routes, mesh.Route{Dst: part, Dev: PeerDev, Table: mesh.TableMain})
 			}

@@ -80,13 +80,8 @@ func TestEveryPrefixHasOneOwner(t *testing.T) {
 		}
 		for i := range c.topology.Locations {
 			l := &c.topology.Locations[i]
-			for _, ps := range [][]netip.Prefix{l.PodCIDRs, l.InternalIPs, l.AllowedLocationIPs} {
-				for _, p := range ps {
-					claim(p, l.ID)
-				}
-			}
-			for _, a := range l.WireGuardIPs {
-				claim(netip.PrefixFrom(a, a.BitLen()), l.ID)
+			for _, p := range l.Owned() {
+				claim(p, l.ID())
 			}
 		}
 		for _, p := range c.topology.Peers {
@@ -150,31 +145,31 @@ func unrelated(t *testing.T, before, after *computed, lost *mesh.Location) {
 	t.Helper()
 	mine := concerns(lost)
 	for i := range after.topology.Locations {
-		if l := &after.topology.Locations[i]; l.ID == lost.ID { // it may have another leader and address now
+		if l := &after.topology.Locations[i]; l.ID() == lost.ID() { // it may have another leader and address now
 			mine = append(mine, concerns(l)...)
 		}
 	}
 	for i := range before.topology.Locations {
 		b := &before.topology.Locations[i]
-		if b.ID == lost.ID {
+		if b.ID() == lost.ID() {
 			continue
 		}
-		j := slices.IndexFunc(after.topology.Locations, func(l mesh.Location) bool { return l.ID == b.ID })
+		j := slices.IndexFunc(after.topology.Locations, func(l mesh.Location) bool { return l.ID() == b.ID() })
 		if j < 0 {
-			t.Errorf("location %s is gone", b.ID)
+			t.Errorf("location %s is gone", b.ID())
 			continue
 		}
 		a := &after.topology.Locations[j]
 		if !slices.Equal(a.WireGuardIPs, b.WireGuardIPs) || a.Lead().Name != b.Lead().Name {
-			t.Errorf("location %s: WireGuard IPs %v, leader %s; were %v, %s", b.ID, a.WireGuardIPs, a.Lead().Name, b.WireGuardIPs, b.Lead().Name)
+			t.Errorf("location %s: WireGuard IPs %v, leader %s; were %v, %s", b.ID(), a.WireGuardIPs, a.Lead().Name, b.WireGuardIPs, b.Lead().Name)
 		}
-		if b.Site == lost.Site {
+		if b.Site() == lost.Site() {
 			continue
 		}
 		for _, n := range b.Nodes {
 			for _, change := range changedItems(before.stateOf(n.Name), after.stateOf(n.Name)) {
 				if !slices.ContainsFunc(mine, func(word string) bool { return strings.Contains(change, word) }) {
-					t.Errorf("State of %s in location %s: %q came or went, which has nothing to do with %s (%v)", n.Name, b.ID, change, lost.ID, mine)
+					t.Errorf("State of %s in location %s: %q came or went, which has nothing to do with %s (%v)", n.Name, b.ID(), change, lost.ID(), mine)
 				}
 			}
 		}
@@ -184,7 +179,7 @@ func unrelated(t *testing.T, before, after *computed, lost *mesh.Location) {
 // concerns lists the words by which a location shows in a State.
 func concerns(l *mesh.Location) []string {
 	var words []string
-	for _, ps := range [][]netip.Prefix{l.PodCIDRs, l.InternalIPs, l.AllowedLocationIPs} {
+	for _, ps := range [][]netip.Prefix{l.PodCIDRs(), l.InternalIPs(), l.AllowedLocationIPs()} {
 		for _, p := range ps {
 			words = append(words, p.String())
 		}

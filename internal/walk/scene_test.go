@@ -107,9 +107,9 @@ func (s *scene) compute() (*computed, error) {
 				return nil, err
 			}
 			c.problems = append(c.problems, problems...)
-			h.State, h.Node, h.Location, h.Gate = state, n, l.Site, l.Lead().Name
+			h.State, h.Node, h.Location, h.Gate = state, n, l.Site(), l.Lead().Name
 			if n == l.Lead() {
-				h.Reached = l.AllowedLocationIPs
+				h.Reached = l.AllowedLocationIPs()
 			}
 			c.hosts = append(c.hosts, h)
 		}
