@@ -21,11 +21,11 @@ import (
 
 // agentFlags are the flags of kg as given; parse checks them.
 type agentFlags struct {
-	backend, cniPath, compatibility, encapsulate, hostname, iface, kubeconfig, listen, master, granularity, mtu, topologyLabel, tunnel, wireguard string
-	subnets, serviceCIDRs, internalCIDRs                                                                                                          []string
-	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate                                                                     bool
-	port                                                                                                                                          int
-	resyncPeriod                                                                                                                                  time.Duration
+	backend, cniPath, compatibility, encapsulate, hostname, iface, kubeconfig, leaderElection, listen, master, granularity, mtu, topologyLabel, tunnel, wireguard string
+	subnets, serviceCIDRs, internalCIDRs                                                                                                                          []string
+	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate                                                                                     bool
+	port                                                                                                                                                          int
+	resyncPeriod                                                                                                                                                  time.Duration
 	// given reports whether a flag is on the command line.
 	given func(name string) bool
 }
@@ -44,6 +44,7 @@ func (f *agentFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.iface, "interface", "kilo0", "`name` of the WireGuard link")
 	fs.StringSliceVar(&f.internalCIDRs, "internal-cidr", nil, "`CIDR` that the internal IP must be in; may be repeated")
 	fs.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig `file` (default: in-cluster)")
+	fs.StringVar(&f.leaderElection, "leader-election", "sticky", "who leads a location: the node that does, unless there is a better one (sticky), or always the first of the best (static), which agents of releases up to 0.7 in the same cluster need")
 	fs.StringVar(&f.listen, "listen", ":1107", "TCP `address` for health and metrics")
 	fs.BoolVar(&f.local, "local", true, "manage the routes inside the location")
 	fs.StringVar(&f.master, "master", "", "`URL` of the API server, overrides the kubeconfig's")
@@ -95,6 +96,9 @@ func (f *agentFlags) parse() (settings, error) {
 	}
 	if m.Granularity, err = mesh.ParseGranularity(f.granularity); err != nil {
 		return s, fmt.Errorf("--mesh-granularity: %w", err)
+	}
+	if s.agent.LeaderElection, err = mesh.ParseLeaderElection(f.leaderElection); err != nil {
+		return s, fmt.Errorf("--leader-election: %w", err)
 	}
 	if m.Granularity == mesh.GranularityCross && !f.given("encapsulate") {
 		m.Encapsulation = mesh.EncapsulateNever // the default of the other granularities cannot be meant

@@ -58,6 +58,8 @@ type Config struct {
 	Key      mesh.SecretKey
 	Mesh     mesh.Config
 	Detect   mesh.DetectConfig
+	// LeaderElection says who judges the leaders, sticky if empty.
+	LeaderElection mesh.LeaderElection
 	// ResyncPeriod is how often everything is looked at without any event.
 	ResyncPeriod time.Duration
 	// CleanUp undoes everything on exit, CleanUpLink the WireGuard link too.
@@ -189,7 +191,7 @@ func (a *Agent) reconcile(ctx context.Context, next *status) (errs []error) {
 	nodes, peers := withSelf(snapshot.Nodes, self), slices.Clone(snapshot.Peers)
 	a.names.resolve(nodes, peers)
 
-	topology, problems := mesh.Compute(a.cfg.Mesh, nodes, peers, mesh.StaticLeaders(a.cfg.Mesh.Granularity, nodes))
+	topology, problems := mesh.Compute(a.cfg.Mesh, nodes, peers, a.leaders(nodes))
 	next.problems = append(next.problems, problems...)
 	a.metrics.mesh(topology, a.cfg.NodeName)
 	publication, taking := topology.Publication(a.cfg.NodeName)
@@ -202,6 +204,13 @@ func (a *Agent) reconcile(ctx context.Context, next *status) (errs []error) {
 		errs = append(errs, fmt.Errorf("publish node/%s: %w", a.cfg.NodeName, err))
 	}
 	return errs
+}
+
+func (a *Agent) leaders(nodes []mesh.Node) mesh.Leaders {
+	if a.cfg.LeaderElection == mesh.LeaderElectionStatic {
+		return mesh.StaticLeaders(a.cfg.Mesh.Granularity, nodes)
+	}
+	return mesh.StickyLeaders(a.cfg.Mesh.Granularity, nodes, a.cfg.NodeName)
 }
 
 // apply brings the host to what the topology asks of it.

@@ -9,6 +9,5 @@
 // and logs nothing. A pass that fails in part does the rest and comes again,
 // sooner at first, then less often.
 //
-// Limits: who leads is judged by the nodes' properties (mesh.StaticLeaders);
-// a node is alive as long as its annotations are there.
+// Limits: a node is alive, and a leader leads, as long as its annotations are there.
 package agent

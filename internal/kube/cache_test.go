@@ -45,7 +45,7 @@ func TestHandlersPokeOnlyOnWhatIsRead(t *testing.T) {
 		{name: "other annotation", change: func(n *corev1.Node) { n.Annotations["other"] = "y" }},
 		{name: "other label", change: func(n *corev1.Node) { n.Labels["zone"] = "y" }},
 		{name: "other value with the same meaning", change: func(n *corev1.Node) { n.Spec.PodCIDRs[0] = "10.2.1.7/24" }},
-		{name: "granularity of another node", change: func(n *corev1.Node) { n.Annotations[AnnotationGranularity] = "full" }},
+		{name: "granularity of another node", change: func(n *corev1.Node) { n.Annotations[AnnotationGranularity] = "full" }, want: 1},
 		{name: "address of another node", change: func(n *corev1.Node) { n.Status.Addresses[0].Address = "10.0.0.6" }},
 		{name: "granularity", own: true, change: func(n *corev1.Node) { n.Annotations[AnnotationGranularity] = "full" }, want: 1},
 		{name: "address", own: true, change: func(n *corev1.Node) { n.Status.Addresses[0].Address = "10.0.0.6" }, want: 1},

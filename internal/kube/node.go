@@ -40,6 +40,8 @@ func ParseNode(node *corev1.Node, topologyLabel string) (mesh.Node, mesh.Declare
 	d.ForceInternalIPs, d.NoInternalIP = p.forceInternalIPs()
 
 	n.Key = p.key()
+	v, _ := p.annotation(AnnotationGranularity)
+	n.Granularity, _ = mesh.ParseGranularity(v) // that of a later release is none that we know
 	n.Endpoint = d.ForceEndpoint
 	if !n.Endpoint.IsValid() {
 		n.Endpoint = p.endpoint(AnnotationEndpoint)

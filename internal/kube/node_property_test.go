@@ -24,7 +24,7 @@ func TestPublicationRoundTrip(t *testing.T) {
 			node.Annotations[key] = *v
 		}
 		got, _, problems := ParseNode(node, topologyLabel)
-		want := mesh.Node{Name: "n", Key: p.Key, Endpoint: p.Endpoint, InternalIPs: p.InternalIPs}
+		want := mesh.Node{Name: "n", Key: p.Key, Endpoint: p.Endpoint, InternalIPs: p.InternalIPs, Granularity: p.Granularity}
 		for _, ip := range p.WireGuardIPs {
 			want.WireGuardIPs = append(want.WireGuardIPs, ip.Addr())
 		}

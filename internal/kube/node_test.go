@@ -4,6 +4,7 @@ package kube
 
 import (
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -390,5 +391,17 @@ func TestParseNodeDeclared(t *testing.T) {
 	}
 	if len(problems) > 0 {
 		t.Errorf("problems: %v", problems)
+	}
+}
+
+// Clocks of other hosts decide nothing: a heartbeat from the future does not keep
+// a node in the mesh, and one from the past does not cut it off (L12).
+func TestOtherHostsClocksChangeNothing(t *testing.T) {
+	want, _, _ := ParseNode(testNode(annotations{AnnotationKey: keyA}), topologyLabel)
+	for _, seen := range []string{"0", "1", "99999999999999", "-5", "never"} {
+		got, _, problems := ParseNode(testNode(annotations{AnnotationKey: keyA, annotationLastSeen: seen}), topologyLabel)
+		if !reflect.DeepEqual(got, want) || len(problems) > 0 {
+			t.Errorf("last seen %s: %+v, problems %v; want %+v", seen, got, problems, want)
+		}
 	}
 }

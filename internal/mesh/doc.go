@@ -8,8 +8,8 @@
 //
 //   - Config, what the flags say;
 //   - []Node and []Peer, what the API server says of everybody;
-//   - Leaders, who leads each location: decided outside, by StaticLeaders or a
-//     better judge, never by Compute;
+//   - Leaders, who leads each location: decided outside, by StickyLeaders or
+//     StaticLeaders, never by Compute;
 //   - Facts, what this host's kernel says, and Declared, what users and
 //     Kubernetes say of this node. Detect makes the own Node of them.
 //

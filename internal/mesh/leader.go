@@ -11,30 +11,66 @@ import (
 // node is led by it and need not be named.
 type Leaders map[string]string
 
-// StaticLeaders judges by the nodes' properties alone, so every node comes to
-// the same result without talking. The best of a location leads it: annotated
-// and public, then annotated, then public, then the others; among equals the
-// first by name.
+// LeaderElection says who judges which node leads a location.
+type LeaderElection string
+
+// The judges. "sticky": see StickyLeaders. "static": see StaticLeaders.
+const (
+	LeaderElectionSticky LeaderElection = "sticky"
+	LeaderElectionStatic LeaderElection = "static"
+)
+
+// ParseLeaderElection reads a LeaderElection.
+func ParseLeaderElection(s string) (LeaderElection, error) {
+	return parseEnum("leader election", s, LeaderElectionSticky, LeaderElectionStatic)
+}
+
+// StaticLeaders judges by the nodes' properties alone, as the existing Kilo
+// does, so every node comes to the same result without talking. The best of a
+// location leads it: annotated and public, then annotated, then public, then
+// the others; among equals the first by name.
 func StaticLeaders(g Granularity, nodes []Node) Leaders {
-	if g != GranularityLocation {
-		return nil // every node is on its own
+	leaders := Leaders{}
+	for p, n := range bestOf(g, nodes, func(*Node) bool { return true }) {
+		leaders[p.id()] = n.Name
 	}
+	return leaders
+}
+
+// StickyLeaders leaves a location to the node that leads it as it published,
+// and only where there is none to the best, as in StaticLeaders: so a candidate
+// that is no better never takes over from a leader. One that is better does: it
+// begins once it finds itself so, as self alone does, and the others follow when it
+// has published that it leads, and so is ready. Of several that published it the best counts.
+func StickyLeaders(g Granularity, nodes []Node, self string) Leaders {
+	leading := bestOf(g, nodes, func(n *Node) bool { return len(n.WireGuardIPs) > 0 })
+	leaders := Leaders{}
+	for p, n := range bestOf(g, nodes, func(*Node) bool { return true }) {
+		if l, ok := leading[p]; ok && (n.Name != self || rank(n) >= rank(l)) {
+			n = l
+		}
+		leaders[p.id()] = n.Name
+	}
+	return leaders
+}
+
+// bestOf returns the best of those candidates of each location that are wanted.
+func bestOf(g Granularity, nodes []Node, wanted func(*Node) bool) map[place]*Node {
 	best := map[place]*Node{}
+	if g != GranularityLocation {
+		return best // every node is on its own
+	}
 	for i := range nodes {
 		n := &nodes[i]
 		p := siteOf(n)
-		if p.own || n.missing() != nil {
+		if p.own || n.missing() != nil || !wanted(n) {
 			continue
 		}
 		if b, ok := best[p]; !ok || compareCandidates(n, b) < 0 {
 			best[p] = n
 		}
 	}
-	leaders := make(Leaders, len(best))
-	for p, n := range best {
-		leaders[p.id()] = n.Name
-	}
-	return leaders
+	return best
 }
 
 // compareCandidates orders the better leader first.

@@ -41,6 +41,8 @@ type Node struct {
 	// LocationIPs are the WireGuard IPs that the node last knew its location by.
 	// They claim them too, should the leader and its Node be gone.
 	LocationIPs []netip.Addr
+	// Granularity as the node published it, "" if it did not, or one that is not known.
+	Granularity Granularity
 }
 
 // missing names what a node must publish before it can be part of the mesh.

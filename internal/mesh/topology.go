@@ -101,6 +101,7 @@ func Compute(cfg Config, nodes []Node, peers []Peer, leaders Leaders) (*Topology
 	}
 	t.known4, t.claimed = claims.v4, claims.where
 	reportMissingCIDRs(cfg, t.Locations, report)
+	reportGranularities(cfg, members, report)
 	return t, sortCompactProblems(problems)
 }
 
@@ -191,6 +192,34 @@ func reportMissingCIDRs(cfg Config, locations []Location, report reportFunc) {
 			}
 		}
 	}
+}
+
+// reportGranularities finds nodes whose agents take part in another kind of mesh.
+func reportGranularities(cfg Config, members []*Node, report reportFunc) {
+	for _, n := range members {
+		if n.Granularity != "" && n.Granularity != cfg.Granularity {
+			report("node/"+n.Name, "granularity", fmt.Errorf("its agent runs with granularity %s, and this one with %s; want one --mesh-granularity on all nodes", n.Granularity, cfg.Granularity))
+		}
+	}
+}
+
+// PublishedGranularity returns the granularity that the mesh of the nodes has,
+// whatever their order; an error if none published one, or several differ.
+func PublishedGranularity(nodes []Node) (Granularity, error) {
+	var first *Node
+	for _, n := range sortedByName(nodes) {
+		switch {
+		case n.Granularity == "":
+		case first == nil:
+			first = n
+		case n.Granularity != first.Granularity:
+			return "", fmt.Errorf("node/%s has granularity %s and node/%s has %s; want one --mesh-granularity on all nodes", first.Name, first.Granularity, n.Name, n.Granularity)
+		}
+	}
+	if first == nil {
+		return "", errors.New("no node has published its granularity; want at least one whose agent runs")
+	}
+	return first.Granularity, nil
 }
 
 // index returns where the node is: the location and the place in it.

@@ -87,38 +87,6 @@ func TestPublicationNamesTheWireGuardIPOfALeaderOnly(t *testing.T) {
 	}
 }
 
-func TestStaticLeadersPrefersAnnotatedThenPublicThenName(t *testing.T) {
-	private, public := at("10.0.0.1"), at("203.0.113.1")
-	node := func(name string, e Endpoint, wants bool) Node {
-		return Node{Name: name, Location: "x", Endpoint: e, WantsLead: wants, Key: PublicKey{0: name[0]}, InternalIPs: prefixes("192.168.0." + strconv.Itoa(int(name[0])) + "/24"), PodCIDRs: prefixes("10.2.1.0/24")}
-	}
-	tests := []struct {
-		name  string
-		nodes []Node
-		want  string
-	}{
-		{"single", []Node{node("a", private, false)}, "a"},
-		{"public before private", []Node{node("a", private, false), node("b", public, false), node("c", public, false)}, "b"},
-		{"annotated public before annotated private", []Node{node("a", private, true), node("b", public, true)}, "b"},
-		{"annotated public before public", []Node{node("a", public, false), node("b", public, false), node("c", public, true)}, "c"},
-		{"annotated private before others", []Node{node("a", private, false), node("b", private, true)}, "b"},
-		{"annotated private before public", []Node{node("a", public, false), node("b", private, true)}, "b"},
-		{"unresolved name counts as public", []Node{node("a", private, false), node("b", Endpoint{DNS: "b.example", Port: 1}, false)}, "b"},
-		{"who has no key cannot lead", []Node{{Name: "a", Location: "x", Endpoint: public, InternalIPs: prefixes("192.168.0.1/24"), PodCIDRs: prefixes("10.2.1.0/24"), WantsLead: true}, node("b", private, false)}, "b"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := StaticLeaders(GranularityLocation, tt.nodes)["location:x"]; got != tt.want {
-				t.Errorf("leader = %q, want %q", got, tt.want)
-			}
-			slices.Reverse(tt.nodes)
-			if got := StaticLeaders(GranularityLocation, tt.nodes)["location:x"]; got != tt.want {
-				t.Errorf("leader of the reversed list = %q, want %q", got, tt.want)
-			}
-		})
-	}
-}
-
 func TestIsPublicByRFC(t *testing.T) {
 	for ip, want := range map[string]bool{
 		"10.0.0.1": false, "172.16.0.0": false, "172.24.135.46": false, "172.31.255.255": false, "192.168.0.0": false,
@@ -410,4 +378,41 @@ func TestNoPrefixHasTwoOwnersAndNoAddressTwoLocations(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The granularity of a mesh is read from all nodes, not from any one (L16).
+func TestGranularityIsFoundWhateverTheOrderOfNodes(t *testing.T) {
+	node := func(name string, g Granularity) Node { return Node{Name: name, Granularity: g} }
+	for _, tt := range []struct {
+		name  string
+		nodes []Node
+		want  Granularity
+		err   string
+	}{
+		{"all agree", []Node{node("a", GranularityFull), node("b", GranularityFull)}, GranularityFull, ""},
+		{"some have no agent yet", []Node{node("a", ""), node("b", GranularityCross), node("c", "")}, GranularityCross, ""},
+		{"nobody has", []Node{node("a", "")}, "", "no node has published"},
+		{"no nodes", nil, "", "no node has published"},
+		{"they differ", []Node{node("a", GranularityFull), node("b", GranularityLocation)}, "", "node/a has granularity full and node/b has location"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for range 2 {
+				got, err := PublishedGranularity(tt.nodes)
+				if got != tt.want || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("granularity %q, %v; want %q, %q", got, err, tt.want, tt.err)
+				}
+				slices.Reverse(tt.nodes)
+			}
+		})
+	}
+}
+
+func TestANodeOfAnotherGranularityIsAProblem(t *testing.T) {
+	nodes := fourNodes()
+	nodes[3].Granularity = GranularityFull
+	nodes[2].Granularity = GranularityLocation
+	_, problems := computed(t, testConfig(), nodes, nil)
+	if !slices.ContainsFunc(problems, func(p Problem) bool { return p.Object == "node/"+nodes[3].Name && p.Field == "granularity" }) || len(problems) != 2 {
+		t.Errorf("problems %v, want one about the granularity of %s", problems, nodes[3].Name)
+	}
 }
