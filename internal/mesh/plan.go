@@ -35,6 +35,7 @@ func (t *Topology) State(name string, key SecretKey, facts Facts) (State, []Prob
 	} else {
 		p.memberRoutes()
 	}
+	p.cut()
 	if t.cfg.ManageLocal {
 		p.localRoutes()
 	} else if p.leads {
@@ -42,7 +43,6 @@ func (t *Topology) State(name string, key SecretKey, facts Facts) (State, []Prob
 	}
 	p.firewall()
 	p.state.Sort()
-	p.cut()
 	return p.finish(), sortCompactProblems(p.problems), nil
 }
 

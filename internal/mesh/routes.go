@@ -30,13 +30,14 @@ func (p *planner) route(r Route) {
 
 // leaderRoutes sends what belongs to other locations and to peers into the
 // WireGuard link. The source is the internal IP, which the others know as the
-// node's own; without one the kernel takes the WireGuard IP. So it does if the
-// internal IP is the node's endpoint: the others do not send that into their
-// tunnels, and answers would leave in clear.
+// node's own; without one the kernel takes the WireGuard IP. So it does if
+// another node owns the internal IP, and if that is the node's endpoint: the
+// others do not send it into their tunnels, and answers would leave in clear.
 func (p *planner) leaderRoutes() {
 	var source [2]netip.Addr // of IPv4, of IPv6
 	for _, ip := range p.self.InternalIPs {
-		if ip.Addr() != p.self.Endpoint.IP || !p.loc.WireGuardIP(ip.Addr()).IsValid() {
+		ours := ip.Addr() != p.self.Endpoint.IP && slices.Contains(p.loc.InternalIPs(), single(ip.Addr()))
+		if ours || !p.loc.WireGuardIP(ip.Addr()).IsValid() {
 			source[family(ip.Addr())] = ip.Addr()
 		}
 	}
@@ -71,10 +72,10 @@ func (p *planner) leaderRoutes() {
 	}
 }
 
-// holes are prefixes that must not be routed into the WireGuard link as a part
+// holes are prefixes that must not be routed to other locations, nor as a part
 // of broader ones: what carries the tunnel cannot go through it, and what is
-// reached through this location must not go back to another that announces more
-// than it. They are sorted as ComparePrefix does; those of IPv4 are numbers, see ownership.
+// reached in this location must not go to another that announces more than it,
+// or has the same private addresses. They are sorted as ComparePrefix does; those of IPv4 are numbers, see ownership.
 type holes struct {
 	v4 []uint64
 	v6 []netip.Prefix
@@ -105,6 +106,11 @@ func (p *planner) holes() holes {
 	}
 	for _, hole := range p.siteAllowedLocationIPs() {
 		h.add(hole)
+	}
+	for _, n := range p.neighbours {
+		for _, ip := range n.InternalIPs {
+			h.add(single(ip.Addr()))
+		}
 	}
 	slices.Sort(h.v4)
 	slices.SortFunc(h.v6, ComparePrefix)
@@ -165,17 +171,16 @@ func (h *holes) within(dst netip.Prefix) (hole netip.Prefix, ok bool) {
 	return hole, hole.IsValid() && dst.Contains(hole.Addr())
 }
 
-// cut takes the holes out of the routes into the WireGuard link, which are sorted.
+// cut takes the holes out of the routes to other locations, which are all that
+// are planned so far, and sorts these.
 func (p *planner) cut() {
+	sortRoutes(p.state.Routes)
 	h := p.holes()
 	// Where a narrower prefix has a route of its own, that carries the packet.
 	narrower := func(dst netip.Prefix) bool { return p.mainRoute(dst) != nil }
 	var parts []Route
 	cut := make([]bool, len(p.state.Routes))
 	for i, r := range p.state.Routes {
-		if r.Dev != p.t.cfg.WireGuardDev {
-			continue
-		}
 		h.from(r.Dst)
 		if _, cut[i] = h.within(r.Dst); !cut[i] {
 			continue
