@@ -107,7 +107,7 @@ func (p *planner) holes() holes {
 	for _, hole := range p.siteAllowedLocationIPs() {
 		h.add(hole)
 	}
-	for _, n := range p.neighbours {
+	for _, n := range append([]neighbour{{Node: p.self}}, p.neighbours...) {
 		for _, ip := range n.InternalIPs {
 			h.add(single(ip.Addr()))
 		}

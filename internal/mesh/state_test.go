@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -334,7 +335,7 @@ func TestHolesAreCutOutOfRoutes(t *testing.T) {
 			}
 			return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, last}), 24+bits).Masked()
 		}
-		p := &planner{t: &Topology{}, loc: &Location{}}
+		p := &planner{t: &Topology{}, loc: &Location{}, self: &Node{}}
 		for range rapid.IntRange(0, 5).Draw(t, "holes") {
 			p.loc.owned = append(p.loc.owned, prefix("hole"))
 		}
@@ -537,6 +538,44 @@ func TestSecretKeyIsNeverPrinted(t *testing.T) {
 		for _, leak := range []string{"171", "ab00", "AB00", "0xab", "qwAAAA", "10101011", "253"} {
 			if strings.Contains(s, leak) {
 				t.Errorf("%q shows the key: %q", s, leak)
+			}
+		}
+	}
+}
+
+// Two clouds use one private range: a and c have the same internal IP, which
+// a owns. Neither c nor its neighbours send packets for it to a's location, since
+// they mean c; and c does not send from an address whose answers go to a (L4).
+func TestEqualPrivateAddressesStayInTheirLocations(t *testing.T) {
+	node := func(i byte, name, location, internal string, wants bool) Node {
+		return Node{
+			Name: name, Location: location, WantsLead: wants, Key: key(i), ListenPort: 51820, Endpoint: at("203.0.113." + strconv.Itoa(int(i))),
+			InternalIPs: prefixes(internal), PodCIDRs: prefixes("10.2." + strconv.Itoa(int(i)) + ".0/24"),
+		}
+	}
+	for _, leader := range []string{"b", "c"} {
+		nodes := []Node{
+			node(1, "a", "x", "192.168.0.1/24", false), node(2, "b", "y", "192.168.0.2/24", leader == "b"),
+			node(3, "c", "y", "192.168.0.1/24", leader == "c"), node(4, "d", "y", "192.168.0.4/24", false),
+		}
+		topology, _ := computed(t, testConfig(), nodes, nil)
+		for _, name := range []string{"b", "c", "d"} {
+			s, _, err := topology.State(name, secret(1), Facts{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pods := false
+			for _, r := range s.Routes {
+				if r.Dst == pfx("192.168.0.1/32") && r.Table == TableMain {
+					t.Errorf("%s leads: State of %s has %v", leader, name, r)
+				}
+				pods = pods || r.Dst == pfx("10.2.1.0/24")
+				if name == "c" && r.Dev == "kilo0" && r.Src.IsValid() {
+					t.Errorf("%s leads: %s has %v, want no source", leader, name, r)
+				}
+			}
+			if !pods {
+				t.Errorf("%s leads: State of %s has no route to a's pods", leader, name)
 			}
 		}
 	}
