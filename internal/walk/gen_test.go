@@ -23,6 +23,8 @@ type scene struct {
 	secrets map[string]mesh.SecretKey
 	dual    bool
 	cilium  bool // has its own tunnel link
+	// leads names, by site, a node that leads if it can, whatever the static judge says.
+	leads map[string]string
 }
 
 const maxNodes, maxPeers = 8, 2
@@ -82,7 +84,7 @@ func p(a netip.Addr, bits int) netip.Prefix { return netip.PrefixFrom(a, bits) }
 
 // generate makes a scene of random choices.
 func generate(r source) *scene {
-	s := &scene{hosts: map[string]*Host{}, secrets: map[string]mesh.SecretKey{}}
+	s := &scene{hosts: map[string]*Host{}, secrets: map[string]mesh.SecretKey{}, leads: map[string]string{}}
 	fam := pick(r, families{v4: true}, families{v6: true}, families{v4: true, v6: true})
 	s.dual = fam.v4 && fam.v6
 	s.config(r, fam)
@@ -92,6 +94,11 @@ func generate(r source) *scene {
 	}
 	for i := range 1 + r.IntN(maxNodes) {
 		s.addNode(r, fam, i, r.IntN(nsites))
+	}
+	for _, n := range s.nodes {
+		if len(n.InternalIPs) > 0 && chance(r, 25) {
+			s.leads[n.Location] = n.Name
+		}
 	}
 	s.keepOwnNetworks()
 	if s.cfg.AddOn != mesh.AddOnNone {

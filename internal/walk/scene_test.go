@@ -97,7 +97,13 @@ func (s *scene) compute() (*computed, error) {
 		return nil, fmt.Errorf("generator: %w", err)
 	}
 	c := &computed{scene: s}
-	c.topology, c.problems = mesh.Compute(s.cfg, s.nodes, s.peers, mesh.StaticLeaders(s.cfg.Granularity, s.nodes))
+	leaders := mesh.StaticLeaders(s.cfg.Granularity, s.nodes)
+	for site, name := range s.leads {
+		if slices.ContainsFunc(s.nodes, func(n mesh.Node) bool { return n.Name == name }) {
+			leaders["location:"+site] = name
+		}
+	}
+	c.topology, c.problems = mesh.Compute(s.cfg, s.nodes, s.peers, leaders)
 	for i := range c.topology.Locations {
 		l := &c.topology.Locations[i]
 		for _, n := range l.Nodes {
@@ -150,6 +156,7 @@ func (s *scene) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "granularity %s encapsulation %s tunnel %s add-on %q local %t cni %t cilium_tunl %t\n",
 		s.cfg.Granularity, s.cfg.Encapsulation, s.cfg.Tunnel, s.cfg.AddOn, s.cfg.ManageLocal, s.cfg.ManageCNI, s.cilium)
+	fmt.Fprintf(&b, "WireGuard CIDRs %v leaders %v\n", s.cfg.WireGuardCIDRs, s.leads)
 	for _, site := range s.sites {
 		fmt.Fprintf(&b, "site %s strict %t forward %v\n", site.Name, site.Strict, site.Forward)
 	}
