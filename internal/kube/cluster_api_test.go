@@ -210,7 +210,7 @@ func TestAPIPublish(t *testing.T) {
 		got, problems := s.node(n)
 		want := mesh.Node{
 			Name: n, Key: p.Key, Endpoint: p.Endpoint, PodCIDRs: prefixes("10.2.1.0/24"),
-			InternalIPs: prefixes("10.0.0.5/24", "fd00::5/64"), WireGuardIPs: addrs("10.4.0.1", "fd04::1"),
+			InternalIPs: prefixes("10.0.0.5/24", "fd00::5/64"), WireGuardIPs: addrs("10.4.0.1", "fd04::1"), Granularity: p.Granularity,
 		}
 		return cmp.Diff(want, got, compare()) + fmt.Sprint(problems)[2:]
 	})
