@@ -75,6 +75,9 @@ func SortPrefixes(ps []netip.Prefix) {
 // sortRoutes sorts routes as Route.Compare does, of which no two have the same
 // table and destination.
 func sortRoutes(routes []Route) {
+	if sortedRoutes(routes) {
+		return
+	}
 	v4 := 0
 	for i := range routes {
 		if routes[i].Dst.Addr().Is4() {
@@ -94,6 +97,32 @@ func sortRoutes(routes []Route) {
 	}
 	slices.Sort(order)
 	arrange(routes, order)
+}
+
+// sortedRoutes does not copy them, as slices.IsSortedFunc would.
+func sortedRoutes(routes []Route) bool {
+	for i := 1; i < len(routes); i++ {
+		if routes[i-1].CompareTarget(&routes[i]) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// mergeRoutes puts sorted routes among others.
+func mergeRoutes(into, routes []Route) []Route {
+	i, j := len(into)-1, len(routes)-1
+	into = append(into, routes...)
+	for k := len(into) - 1; j >= 0; k-- {
+		if i >= 0 && into[i].CompareTarget(&routes[j]) > 0 {
+			into[k] = into[i]
+			i--
+		} else {
+			into[k] = routes[j]
+			j--
+		}
+	}
+	return into
 }
 
 // sortPeers sorts peers by their keys.

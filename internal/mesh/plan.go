@@ -4,6 +4,7 @@ package mesh
 
 import (
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 )
@@ -30,17 +31,20 @@ func (t *Topology) State(name string, key SecretKey, facts Facts) (State, []Prob
 	p.findNeighbours()
 	p.links()
 	p.device(key)
+	if t.cfg.ManageLocal {
+		p.localRoutes()
+	} else if p.leads {
+		p.addOnRoutes()
+	}
+	p.local, p.state.Routes = p.state.Routes, nil
+	sortRoutes(p.local)
 	if p.leads {
 		p.leaderRoutes()
 	} else {
 		p.memberRoutes()
 	}
 	p.cut()
-	if t.cfg.ManageLocal {
-		p.localRoutes()
-	} else if p.leads {
-		p.addOnRoutes()
-	}
+	p.state.Routes = mergeRoutes(p.state.Routes, p.local)
 	p.firewall()
 	p.state.Sort()
 	return p.finish(), sortCompactProblems(p.problems), nil
@@ -57,8 +61,11 @@ type planner struct {
 	neighbours []neighbour
 	// outerLike is of the family of outer, zero until it is asked for.
 	outerLike netip.Addr
-	state     State
-	problems  []Problem
+	// local are the planned routes inside the site, sorted, while those that lead
+	// away from it are planned.
+	local    []Route
+	state    State
+	problems []Problem
 }
 
 // neighbour is a node of the own site, and the Location that it is in.
@@ -76,6 +83,20 @@ func (p *planner) findNeighbours() {
 		for _, n := range l.Nodes {
 			if n != p.self {
 				p.neighbours = append(p.neighbours, neighbour{n, l})
+			}
+		}
+	}
+}
+
+// site yields the nodes that reach each other without the mesh: us and our neighbours.
+func (p *planner) site() iter.Seq[*Node] {
+	return func(yield func(*Node) bool) {
+		if !yield(p.self) {
+			return
+		}
+		for _, n := range p.neighbours {
+			if !yield(n.Node) {
+				return
 			}
 		}
 	}

@@ -36,15 +36,15 @@ func (p *planner) route(r Route) {
 func (p *planner) leaderRoutes() {
 	var source [2]netip.Addr // of IPv4, of IPv6
 	for _, ip := range p.self.InternalIPs {
-		ours := ip.Addr() != p.self.Endpoint.IP && slices.Contains(p.loc.InternalIPs(), single(ip.Addr()))
-		if ours || !p.loc.WireGuardIP(ip.Addr()).IsValid() {
+		answered := ip.Addr() != p.self.Endpoint.IP && slices.Contains(p.loc.InternalIPs(), single(ip.Addr()))
+		if answered || !p.loc.WireGuardIP(ip.Addr()).IsValid() {
 			source[family(ip.Addr())] = ip.Addr()
 		}
 	}
 	add := func(dst netip.Prefix, via netip.Addr) {
 		p.route(Route{Dst: dst, Via: via, Src: source[family(dst.Addr())], Dev: p.t.cfg.WireGuardDev})
 	}
-	p.state.Routes = make([]Route, 0, p.t.prefixes-len(p.t.Locations)+len(p.t.Peers))
+	p.state.Routes = make([]Route, 0, p.t.prefixes-len(p.t.Locations)+len(p.t.Peers)+len(p.local))
 	for _, n := range p.t.known4 { // in their order, which saves sorting them
 		l := &p.t.Locations[p.t.claimed[placeOf(n)]]
 		dst := prefixOf(n >> placeBits)
@@ -75,7 +75,8 @@ func (p *planner) leaderRoutes() {
 // holes are prefixes that must not be routed to other locations, nor as a part
 // of broader ones: what carries the tunnel cannot go through it, and what is
 // reached in this location must not go to another that announces more than it,
-// or has the same private addresses. They are sorted as ComparePrefix does; those of IPv4 are numbers, see ownership.
+// or has the same private addresses. They are sorted as ComparePrefix does; those
+// of IPv4 are numbers, see number.
 type holes struct {
 	v4 []uint64
 	v6 []netip.Prefix
@@ -92,7 +93,7 @@ func (h *holes) add(hole netip.Prefix) {
 
 // holes lists them, for routes that are sorted and not cut yet.
 func (p *planner) holes() holes {
-	h := holes{v4: make([]uint64, 0, len(p.state.Device.Peers))}
+	h := holes{v4: make([]uint64, 0, len(p.state.Device.Peers)+len(p.neighbours)+1)}
 	for _, peer := range p.state.Device.Peers {
 		if peer.Endpoint.IsValid() {
 			h.add(single(peer.Endpoint.Addr()))
@@ -107,7 +108,7 @@ func (p *planner) holes() holes {
 	for _, hole := range p.siteAllowedLocationIPs() {
 		h.add(hole)
 	}
-	for _, n := range append([]neighbour{{Node: p.self}}, p.neighbours...) {
+	for n := range p.site() {
 		for _, ip := range n.InternalIPs {
 			h.add(single(ip.Addr()))
 		}
@@ -126,7 +127,7 @@ func (p *planner) isThere(l *Location, seen netip.Addr) bool {
 		return false
 	}
 	for bits := seen.BitLen(); bits >= 0; bits-- {
-		if r := p.mainRoute(netip.PrefixFrom(seen, bits).Masked()); r != nil {
+		if r := p.planned(netip.PrefixFrom(seen, bits).Masked()); r != nil {
 			return r.Via.IsValid() && r.Via == l.WireGuardIP(seen)
 		}
 	}
@@ -171,13 +172,12 @@ func (h *holes) within(dst netip.Prefix) (hole netip.Prefix, ok bool) {
 	return hole, hole.IsValid() && dst.Contains(hole.Addr())
 }
 
-// cut takes the holes out of the routes to other locations, which are all that
-// are planned so far, and sorts these.
+// cut takes the holes out of the routes to other locations, and sorts these.
 func (p *planner) cut() {
 	sortRoutes(p.state.Routes)
 	h := p.holes()
 	// Where a narrower prefix has a route of its own, that carries the packet.
-	narrower := func(dst netip.Prefix) bool { return p.mainRoute(dst) != nil }
+	narrower := func(dst netip.Prefix) bool { return p.planned(dst) != nil }
 	var parts []Route
 	cut := make([]bool, len(p.state.Routes))
 	for i, r := range p.state.Routes {
@@ -203,13 +203,15 @@ func (p *planner) cut() {
 	}
 }
 
-// mainRoute returns the planned route to dst in table main, nil without one.
-func (p *planner) mainRoute(dst netip.Prefix) *Route {
-	i, ok := slices.BinarySearchFunc(p.state.Routes, Route{Dst: dst, Table: TableMain}, func(r, want Route) int { return r.CompareTarget(&want) })
-	if !ok {
-		return nil
+// planned returns the planned route to dst in table main, nil without one.
+func (p *planner) planned(dst netip.Prefix) *Route {
+	for _, routes := range [][]Route{p.state.Routes, p.local} {
+		i, ok := slices.BinarySearchFunc(routes, Route{Dst: dst, Table: TableMain}, func(r, want Route) int { return r.CompareTarget(&want) })
+		if ok {
+			return &routes[i]
+		}
 	}
-	return &p.state.Routes[i]
+	return nil
 }
 
 // spare calls f with the parts of dst in which no hole is. It leaves out

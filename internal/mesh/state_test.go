@@ -343,12 +343,20 @@ func TestHolesAreCutOutOfRoutes(t *testing.T) {
 		for i := range rapid.IntRange(1, 5).Draw(t, "routes") {
 			dst := prefix("dst")
 			if !seen[dst] {
-				p.route(Route{Dst: dst, Dev: "kilo0", Src: netip.AddrFrom4([4]byte{byte(i)})})
+				p.route(Route{Dst: dst, Dev: rapid.SampledFrom([]string{"kilo0", "kilo0", "eth0"}).Draw(t, "dev"), Src: netip.AddrFrom4([4]byte{byte(i)})})
 			}
 			seen[dst] = true
 		}
 		before := slices.Clone(p.state.Routes)
+		for _, r := range before {
+			if r.Dev == "eth0" {
+				p.local = append(p.local, r)
+			}
+		}
+		sortRoutes(p.local)
+		p.state.Routes = slices.DeleteFunc(p.state.Routes, func(r Route) bool { return r.Dev == "eth0" })
 		p.cut()
+		p.state.Routes = mergeRoutes(p.state.Routes, p.local)
 		if !slices.IsSortedFunc(p.state.Routes, Route.Compare) {
 			t.Fatalf("not sorted: %v", p.state.Routes)
 		}
@@ -364,8 +372,8 @@ func TestHolesAreCutOutOfRoutes(t *testing.T) {
 			for a := r.Dst.Addr(); r.Dst.Contains(a); a = a.Next() {
 				want := longest(before, a)
 				hole := slices.ContainsFunc(p.loc.owned, func(h netip.Prefix) bool { return h.Contains(a) && h.Bits() >= want.Dst.Bits() })
-				if hole {
-					want = Route{}
+				if hole && want.Dev == "kilo0" {
+					want = longest(p.local, a)
 				}
 				if got := longest(p.state.Routes, a); got.Src != want.Src || got.Dst.IsValid() != want.Dst.IsValid() {
 					t.Fatalf("%v without %v is %v, which is wrong about %s", before, p.loc.owned, p.state.Routes, a)

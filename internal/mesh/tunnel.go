@@ -173,7 +173,7 @@ func (p *planner) outer(n *Node) (netip.Addr, bool) {
 	if !p.outerLike.IsValid() {
 		p.outerLike = netip.IPv4Unspecified()
 		count := 0 // of those with IPv4, less those with IPv6
-		for _, m := range append([]neighbour{{Node: p.self}}, p.neighbours...) {
+		for m := range p.site() {
 			for _, ip := range m.InternalIPs {
 				count += 1 - 2*family(ip.Addr())
 			}
