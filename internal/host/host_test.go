@@ -123,11 +123,15 @@ func fullState() mesh.State {
 			{Dst: pfx("fd02::9/128"), Via: ip("fd02::9"), Dev: "eth0", Src: ip("fd01::1"), Table: mesh.TableTunnel, OnLink: true},
 			{Dst: pfx("0.0.0.0/0"), Dev: "kilo0", Table: mesh.TableTunnel},
 			{Dst: pfx("::/0"), Dev: "kilo0", Table: mesh.TableTunnel},
+			{Dst: pfx("10.2.6.0/24"), Dev: "kilo0", Table: mesh.TableAddOn},
+			{Dst: pfx("fd00:2:6::/64"), Dev: "kilo0", Table: mesh.TableAddOn},
 		},
 		Rules: []mesh.Rule{
 			{From: pfx("10.2.2.0/24"), To: pfx("192.168.2.9/32"), Table: mesh.TableTunnel},
 			{To: pfx("192.168.2.9/32"), IIf: "kilo0", Table: mesh.TableTunnel},
 			{From: pfx("fd00:2:2::/64"), To: pfx("fd02::9/128"), Table: mesh.TableTunnel},
+			{To: pfx("0.0.0.0/0"), Table: mesh.TableAddOn},
+			{To: pfx("::/0"), Table: mesh.TableAddOn},
 		},
 		Device: owning(mesh.Device{
 			PrivateKey: secret(1), ListenPort: 51820,
@@ -298,7 +302,7 @@ func checkState(t *testing.T, h *Host, s mesh.State) {
 	checkSet(t, "routes", texts(s.Routes), routes)
 	var rules []string
 	for _, r := range nettest.Must(p.observeRules())(t) {
-		rules = append(rules, r.key.String())
+		rules = append(rules, r.String())
 	}
 	checkSet(t, "rules", texts(s.Rules), rules)
 	d := nettest.Must(h.wgDevice(h.cfg.WireGuardDev))(t)

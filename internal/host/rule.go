@@ -16,40 +16,15 @@ import (
 	"github.com/kilomesh/kilo/internal/mesh"
 )
 
-// ruleKey is a rule as a comparable value. A prefix of length 0 is none: the
-// kernel does not tell the two apart.
-type ruleKey struct {
-	mesh.Rule
-	family int
-}
-
 // ownRule is a rule that the kernel has with our protocol.
 type ownRule struct {
-	key ruleKey
+	mesh.Rule
 	// odd rules have another priority, or match on what a mesh.Rule cannot say.
 	odd bool
 	raw netlink.Rule
 }
 
-var errNoFamily = errors.New("the rule has no address, and so no address family")
-
-func keyOfRule(r mesh.Rule) (ruleKey, error) {
-	k := ruleKey{Rule: r, family: unix.AF_INET}
-	switch {
-	case r.To.IsValid():
-		k.family = familyOf(r.To.Addr())
-	case r.From.IsValid():
-		k.family = familyOf(r.From.Addr())
-	default:
-		return ruleKey{}, errNoFamily
-	}
-	for _, p := range []*netip.Prefix{&k.From, &k.To} {
-		if *p = p.Masked(); p.Bits() == 0 {
-			*p = netip.Prefix{}
-		}
-	}
-	return k, nil
-}
+var errNoFamily = errors.New("the rule has no destination, and so no address family")
 
 func familyOf(a netip.Addr) int {
 	if a.Is6() {
@@ -76,7 +51,12 @@ func (p *pass) observeRules() ([]ownRule, error) {
 }
 
 func ownRuleOf(r netlink.Rule) ownRule {
-	o := ownRule{raw: r, key: ruleKey{mesh.Rule{From: prefixOf(r.Src), To: prefixOf(r.Dst), IIf: r.IifName, Table: r.Table}, r.Family}}
+	o := ownRule{raw: r, Rule: mesh.Rule{From: prefixOf(r.Src), To: prefixOf(r.Dst), IIf: r.IifName, Table: r.Table}}
+	if !o.To.IsValid() { // the kernel does not tell a prefix of length 0 from none
+		if o.To = netip.PrefixFrom(netip.IPv4Unspecified(), 0); r.Family == unix.AF_INET6 {
+			o.To = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+	}
 	o.odd = r.Priority != RulePriority || r.OifName != "" || r.Mark != 0 || r.Invert || r.Tos != 0 || r.Goto > 0 ||
 		r.IPProto != 0 || r.Dport != nil || r.Sport != nil || r.UIDRange != nil || r.SuppressPrefixlen >= 0 || r.SuppressIfgroup >= 0 || r.TunID != 0
 	return o
@@ -89,34 +69,33 @@ func (p *pass) addRules() (stale []ownRule) {
 		p.errs = append(p.errs, fmt.Errorf("ip rule list: %w", err))
 		return nil
 	}
-	have := map[ruleKey]bool{}
+	have := map[mesh.Rule]bool{}
 	for _, o := range own {
 		if !o.odd {
-			have[o.key] = true
+			have[o.Rule] = true
 		}
 	}
-	want := map[ruleKey]bool{}
+	want := map[mesh.Rule]bool{}
 	for _, w := range p.want.Rules {
 		c := Change{OpAdd, KindRule, ruleText(w)}
-		k, err := keyOfRule(w)
-		if err != nil {
-			p.fail(c, err)
+		if !w.To.IsValid() {
+			p.fail(c, errNoFamily)
 			continue
 		}
-		if want[k] {
+		if want[w] {
 			continue
 		}
-		if want[k] = true; !have[k] {
-			p.write(c, func() error { return p.h.nl.RuleAdd(rawRule(k)) })
+		if want[w] = true; !have[w] {
+			p.write(c, func() error { return p.h.nl.RuleAdd(rawRule(w)) })
 		}
 	}
-	seen := map[ruleKey]bool{}
+	seen := map[mesh.Rule]bool{}
 	for _, o := range own {
-		if o.odd || !want[o.key] || seen[o.key] {
+		if o.odd || !want[o.Rule] || seen[o.Rule] {
 			stale = append(stale, o)
 			continue
 		}
-		seen[o.key] = true
+		seen[o.Rule] = true
 	}
 	return stale
 }
@@ -124,20 +103,20 @@ func (p *pass) addRules() (stale []ownRule) {
 // deleteRules deletes rules of ours.
 func (p *pass) deleteRules(stale []ownRule) {
 	for _, o := range stale {
-		p.write(Change{OpDelete, KindRule, ruleText(o.key.Rule)}, func() error {
+		p.write(Change{OpDelete, KindRule, ruleText(o.Rule)}, func() error {
 			return gone(p.h.nl.RuleDel(&o.raw), unix.ENOENT, unix.ESRCH)
 		})
 	}
 }
 
-func rawRule(k ruleKey) *netlink.Rule {
+func rawRule(w mesh.Rule) *netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Protocol, r.Table, r.IifName = k.family, RulePriority, RouteProtocol, k.Table, k.IIf
-	if k.From.IsValid() {
-		r.Src = ipNet(k.From)
+	r.Family, r.Priority, r.Protocol, r.Table, r.IifName = familyOf(w.To.Addr()), RulePriority, RouteProtocol, w.Table, w.IIf
+	if w.From.IsValid() {
+		r.Src = ipNet(w.From)
 	}
-	if k.To.IsValid() {
-		r.Dst = ipNet(k.To)
+	if w.To.Bits() > 0 {
+		r.Dst = ipNet(w.To)
 	}
 	return r
 }

@@ -90,8 +90,11 @@ func sortRoutes(routes []Route) {
 	order := make([]uint64, v4)
 	for i, r := range routes {
 		n := number(r.Dst)
-		if r.Table != TableMain {
-			n |= 1 << 40 // TableTunnel is the greater of the two
+		switch r.Table { // in their order
+		case TableTunnel:
+			n |= 1 << 39
+		case TableAddOn:
+			n |= 2 << 39
 		}
 		order[i] = n<<placeBits | uint64(i) //nolint:gosec // not negative
 	}

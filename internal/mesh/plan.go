@@ -45,6 +45,9 @@ func (t *Topology) State(name string, key SecretKey, facts Facts) (State, []Prob
 	}
 	p.cut()
 	p.state.Routes = mergeRoutes(p.state.Routes, p.local)
+	if t.cfg.AddOn != AddOnNone {
+		p.besideAddOn()
+	}
 	p.firewall()
 	p.state.Sort()
 	return p.finish(), sortCompactProblems(p.problems), nil

@@ -398,3 +398,28 @@ func family(ip netip.Addr) int {
 	}
 	return 1
 }
+
+// besideAddOn moves the routes to pod CIDRs out of table main, where those of
+// the other pod network are, which sends what is for any node into its own tunnel.
+func (p *planner) besideAddOn() {
+	pods := map[netip.Prefix]bool{}
+	for i := range p.t.Locations {
+		for _, cidr := range p.t.Locations[i].PodCIDRs() {
+			pods[cidr] = true
+		}
+	}
+	var wanted [2]bool // of IPv4, of IPv6
+	for _, cidr := range p.self.PodCIDRs {
+		wanted[family(cidr.Addr())] = true
+	}
+	for i := range p.state.Routes {
+		if r := &p.state.Routes[i]; r.Table == TableMain && pods[r.Dst] {
+			r.Table, wanted[family(r.Dst.Addr())] = TableAddOn, true
+		}
+	}
+	for i, all := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		if wanted[i] {
+			p.state.Rules = append(p.state.Rules, Rule{To: netip.PrefixFrom(all, 0), Table: TableAddOn})
+		}
+	}
+}

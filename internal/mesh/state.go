@@ -15,6 +15,10 @@ const (
 	// TableTunnel holds the routes to the internal IPs of nodes of the own
 	// location that must go through the tunnel link; only rules lead to it.
 	TableTunnel = 1107
+	// TableAddOn holds the routes to pod CIDRs in the add-on modes, where the other
+	// pod network has routes to the same destinations in table main. A rule that
+	// matches every packet leads to it.
+	TableAddOn = 1108
 )
 
 // State is everything that one node's kernel needs for the mesh, and the whole
@@ -135,7 +139,7 @@ type Route struct {
 	Src netip.Addr
 	// Dev is the name of the link; host resolves it at the last moment.
 	Dev string
-	// Table is TableMain or TableTunnel.
+	// Table is TableMain, TableTunnel or TableAddOn.
 	Table int
 	// OnLink makes the kernel take Via as directly reachable over Dev.
 	OnLink bool
@@ -155,7 +159,8 @@ func (r *Route) CompareTarget(o *Route) int {
 }
 
 // Rule is a policy-routing rule that sends packets to a table. Zero fields
-// match everything. The family is that of To.
+// match everything. Both prefixes are masked, and To has the family of the
+// packets also if it is all of them.
 type Rule struct {
 	From, To netip.Prefix
 	// IIf is the link that the packet came in through.

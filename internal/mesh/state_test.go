@@ -67,12 +67,15 @@ func matrixLines(s State) (out []string) {
 	}
 	for _, r := range s.Routes {
 		table := r.Table
-		if table == TableMain {
+		if table == TableMain || table == TableAddOn { // the matrix allows for other tables
 			table = 0
 		}
 		out = append(out, fmt.Sprintf("%s via %s dev %s src %s table %d onlink=%t", r.Dst, orNil(r.Via), dev[r.Dev], orNil(r.Src), table, r.OnLink))
 	}
 	for _, r := range s.Rules {
+		if r.Table == TableAddOn {
+			continue
+		}
 		from := "<nil>"
 		if r.From.IsValid() {
 			from = r.From.String()

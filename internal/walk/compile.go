@@ -104,23 +104,16 @@ func (h *host) linkIndex(name string) int {
 	return -1
 }
 
-// compileRoutes fills the tables: routes of the agent first, for they take the
-// place of others to the same destination.
+// compileRoutes fills the tables: routes of others first, for the agent never
+// takes the place of one to the same destination.
 func (h *host) compileRoutes() {
 	add := func(t *table, dst netip.Prefix, r route) {
 		t.add(dst, len(h.routes))
 		h.routes = append(h.routes, r)
 	}
 	h.routes = make([]route, 0, len(h.State.Routes)+len(h.Routes)+8)
-	for _, r := range h.State.Routes {
-		t := &h.main
-		if r.Table == mesh.TableTunnel {
-			t = &h.tunnel
-		}
-		add(t, r.Dst, route{via: r.Via, src: r.Src, link: h.linkIndex(r.Dev), dev: r.Dev})
-	}
 	for _, r := range h.Routes {
-		add(&h.main, r.Dst, route{via: r.Via, link: h.linkIndex(r.Dev), dev: r.Dev})
+		add(h.table(mesh.TableMain), r.Dst, route{via: r.Via, link: h.linkIndex(r.Dev), dev: r.Dev})
 	}
 	for i := range h.links {
 		l := &h.links[i]
@@ -130,13 +123,29 @@ func (h *host) compileRoutes() {
 		for _, ps := range l.addrs {
 			for _, p := range ps {
 				if !p.IsSingleIP() {
-					add(&h.main, p.Masked(), route{src: p.Addr(), link: i, dev: l.name})
+					add(h.table(mesh.TableMain), p.Masked(), route{src: p.Addr(), link: i, dev: l.name})
 				}
 			}
 		}
 	}
-	h.main.sort()
-	h.tunnel.sort()
+	for _, r := range h.State.Routes {
+		add(h.table(r.Table), r.Dst, route{via: r.Via, src: r.Src, link: h.linkIndex(r.Dev), dev: r.Dev})
+	}
+	for i := range h.tables {
+		h.tables[i].sort()
+	}
+}
+
+// table returns the routing table of that number.
+func (h *host) table(number int) *table {
+	switch number {
+	case mesh.TableTunnel:
+		return &h.tables[1]
+	case mesh.TableAddOn:
+		return &h.tables[2]
+	default:
+		return &h.tables[0]
+	}
 }
 
 func (h *host) compileRules() {
@@ -172,16 +181,12 @@ func (h *host) route(src, dst netip.Addr, iif int) *route {
 			if r.IIf != "" && (iif == loopback || h.links[iif].name != r.IIf) {
 				continue
 			}
-			t := &h.main
-			if r.Table == mesh.TableTunnel {
-				t = &h.tunnel
-			}
-			if n := t.get(dst); n >= 0 {
+			if n := h.table(r.Table).get(dst); n >= 0 {
 				return &h.routes[n]
 			}
 		}
 	}
-	if n := h.main.get(dst); n >= 0 {
+	if n := h.table(mesh.TableMain).get(dst); n >= 0 {
 		return &h.routes[n]
 	}
 	return nil

@@ -73,6 +73,15 @@ func TestCiliumTunnelExistsInOneSubnet(t *testing.T) {
 	allPairs(t, s)
 }
 
+// Flannel has routes to the pods of all nodes, those of other locations too, to
+// the same destinations as ours, and would send them through its own tunnel in clear.
+func TestFlannelDoesNotCarryPacketsToOtherLocations(t *testing.T) {
+	s := small(mesh.KindIPIP)
+	s.cfg.AddOn, s.cfg.ManageCNI = mesh.AddOnFlannel, false
+	s.addOn()
+	allPairs(t, s)
+}
+
 // A location may announce what lies within a broader prefix of another; packets
 // for it that its leader gets must not go back there.
 func TestNarrowerAllowedLocationIPsDoNotLoop(t *testing.T) {

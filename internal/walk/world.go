@@ -31,7 +31,7 @@ type Host struct {
 	State mesh.State
 	// Links that are not the agent's, in the kernel's order.
 	Links []Link
-	// Routes that are not the agent's. A route of the agent to the same destination takes their place.
+	// Routes that are not the agent's. The agent has none to the same destination (errForeign of internal/host).
 	Routes []Route
 	// PodCIDRs of the pods on the host.
 	PodCIDRs []netip.Prefix
@@ -144,25 +144,25 @@ type route struct {
 // host is a Host, compiled. The bridge of its pods is its first link.
 type host struct {
 	*Host
-	id           int
-	site         *site
-	key          mesh.PublicKey
-	links        []link
-	local        map[netip.Addr]int
-	routes       []route
-	main, tunnel table
-	rules        [2][]rule
-	allowed      table
-	peers        []mesh.PublicKey
-	neighs       map[netip.Addr]*mesh.Neigh
-	pods         table
-	masqFrom     table
-	masqTo       table
-	known        table
-	tunnelFrom   table
-	wireGuard    int
-	tunnels      []tunnelState
-	outers       map[netip.Addr]outerResult
+	id         int
+	site       *site
+	key        mesh.PublicKey
+	links      []link
+	local      map[netip.Addr]int
+	routes     []route
+	tables     [3]table
+	rules      [2][]rule
+	allowed    table
+	peers      []mesh.PublicKey
+	neighs     map[netip.Addr]*mesh.Neigh
+	pods       table
+	masqFrom   table
+	masqTo     table
+	known      table
+	tunnelFrom table
+	wireGuard  int
+	tunnels    []tunnelState
+	outers     map[netip.Addr]outerResult
 }
 
 type rule struct {
