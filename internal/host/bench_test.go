@@ -61,8 +61,12 @@ func BenchmarkPass(b *testing.B) {
 			t, _ := mesh.Compute(cfg, nodes, nil, mesh.StaticLeaders(bb.g, nodes))
 			return t
 		}
+		heard := make(map[mesh.PublicKey]netip.Addr, len(nodes))
+		for i := range nodes {
+			heard[nodes[i].Key] = nodes[i].Endpoint.IP
+		}
 		state := func(t *mesh.Topology) mesh.State {
-			facts := mesh.Facts{Addrs: []mesh.LinkAddr{{Dev: "eth0", Prefix: nodes[0].InternalIPs[0], MTU: 1500}}, DefaultDev: "eth0", DefaultMTU: 1500}
+			facts := mesh.Facts{Addrs: []mesh.LinkAddr{{Dev: "eth0", Prefix: nodes[0].InternalIPs[0], MTU: 1500}}, DefaultDev: "eth0", DefaultMTU: 1500, PeerAddrs: heard}
 			s, _, err := t.State(nodes[0].Name, secret(1), facts)
 			if err != nil {
 				b.Fatal(err)

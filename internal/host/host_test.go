@@ -125,14 +125,16 @@ func fullState() mesh.State {
 			{Dst: pfx("::/0"), Dev: "kilo0", Table: mesh.TableTunnel},
 			{Dst: pfx("10.2.6.0/24"), Dev: "kilo0", Table: mesh.TableAddOn},
 			{Dst: pfx("fd00:2:6::/64"), Dev: "kilo0", Table: mesh.TableAddOn},
+			{Dst: pfx("203.0.113.9/32"), Dev: "kilo0", Table: mesh.TableSealed},
+			{Dst: pfx("2001:db8::9/128"), Dev: "kilo0", Table: mesh.TableSealed},
 		},
-		Rules: []mesh.Rule{
+		Rules: append(append(mesh.SealingRules(pfx("0.0.0.0/0"), 51820), mesh.SealingRules(pfx("::/0"), 51820)...), []mesh.Rule{
 			{From: pfx("10.2.2.0/24"), To: pfx("192.168.2.9/32"), Table: mesh.TableTunnel},
 			{To: pfx("192.168.2.9/32"), IIf: "kilo0", Table: mesh.TableTunnel},
 			{From: pfx("fd00:2:2::/64"), To: pfx("fd02::9/128"), Table: mesh.TableTunnel},
 			{To: pfx("0.0.0.0/0"), Table: mesh.TableAddOn},
 			{To: pfx("::/0"), Table: mesh.TableAddOn},
-		},
+		}...),
 		Device: owning(mesh.Device{
 			PrivateKey: secret(1), ListenPort: 51820,
 			Peers: peersOf(map[mesh.PublicKey]mesh.DevicePeer{

@@ -51,14 +51,17 @@ func (p *pass) observeRules() ([]ownRule, error) {
 }
 
 func ownRuleOf(r netlink.Rule) ownRule {
-	o := ownRule{raw: r, Rule: mesh.Rule{From: prefixOf(r.Src), To: prefixOf(r.Dst), IIf: r.IifName, Table: r.Table}}
+	o := ownRule{raw: r, Rule: mesh.Rule{From: prefixOf(r.Src), To: prefixOf(r.Dst), IIf: r.IifName, Protocol: mesh.Protocol(r.IPProto), Table: r.Table}} //nolint:gosec // the kernel has a byte
+	if r.Sport != nil {
+		o.SourcePorts = mesh.PortRange{First: r.Sport.Start, Last: r.Sport.End}
+	}
 	if !o.To.IsValid() { // the kernel does not tell a prefix of length 0 from none
 		if o.To = netip.PrefixFrom(netip.IPv4Unspecified(), 0); r.Family == unix.AF_INET6 {
 			o.To = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 		}
 	}
 	o.odd = r.Priority != RulePriority || r.OifName != "" || r.Mark != 0 || r.Invert || r.Tos != 0 || r.Goto > 0 ||
-		r.IPProto != 0 || r.Dport != nil || r.Sport != nil || r.UIDRange != nil || r.SuppressPrefixlen >= 0 || r.SuppressIfgroup >= 0 || r.TunID != 0
+		r.Dport != nil || r.UIDRange != nil || r.SuppressPrefixlen >= 0 || r.SuppressIfgroup >= 0 || r.TunID != 0
 	return o
 }
 
@@ -117,6 +120,9 @@ func rawRule(w mesh.Rule) *netlink.Rule {
 	}
 	if w.To.Bits() > 0 {
 		r.Dst = ipNet(w.To)
+	}
+	if r.IPProto = int(w.Protocol); w.SourcePorts != (mesh.PortRange{}) {
+		r.Sport = netlink.NewRulePortRange(w.SourcePorts.First, w.SourcePorts.Last)
 	}
 	return r
 }

@@ -235,3 +235,29 @@ func TestManyPeersAreAFewWrites(t *testing.T) {
 	}
 	checkState(t, h, s)
 }
+
+// Packets to the address from which a peer is heard go through the tunnel, and
+// those that carry it do not; nor does a strict reverse path filter drop these (ip-sysctl).
+func TestPacketsToWhereAPeerIsHeardFromAreSealed(t *testing.T) {
+	ns, hosts := pair(t, func() { startWireGuard(t) })
+	for self, other := range map[byte]byte{1: 2, 2: 1} {
+		s := pairState(self, other)
+		seen := netip.PrefixFrom(ip(fmt.Sprintf("192.0.2.%d", other)), 32)
+		peer := s.Device.Peer(public(other))
+		peer.AllowedIPs = append(peer.AllowedIPs, seen)
+		mesh.SortPrefixes(peer.AllowedIPs)
+		s.Routes = append(s.Routes, mesh.Route{Dst: seen, Src: ip(fmt.Sprintf("192.0.2.%d", self)), Dev: "kilo0", Table: mesh.TableSealed})
+		s.Rules = append(s.Rules, mesh.SealingRules(pfx("0.0.0.0/0"), s.Device.ListenPort)...)
+		s.Sort()
+		ns[self].Do(t, func() {
+			for _, dev := range []string{"all", "eth0"} {
+				must(t, os.WriteFile("/proc/sys/net/ipv4/conf/"+dev+"/rp_filter", []byte("1"), 0))
+			}
+			mustApply(t, hosts[self], s)
+			mustBeQuiet(t, hosts[self], s)
+		})
+	}
+	// What comes in clear is dropped by the filter, for the way back leads into the tunnel.
+	mustReach(t, ns[1], ns[2], "192.0.2.2")
+	mustReach(t, ns[2], ns[1], "192.0.2.1")
+}

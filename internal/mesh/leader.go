@@ -31,7 +31,7 @@ func ParseLeaderElection(s string) (LeaderElection, error) {
 // the others; among equals the first by name.
 func StaticLeaders(g Granularity, nodes []Node) Leaders {
 	leaders := Leaders{}
-	for p, n := range bestOf(g, nodes, func(*Node) bool { return true }) {
+	for p, n := range bestOf(candidates(g, nodes)) {
 		leaders[p.id()] = n.Name
 	}
 	return leaders
@@ -43,9 +43,11 @@ func StaticLeaders(g Granularity, nodes []Node) Leaders {
 // begins once it finds itself so, as self alone does, and the others follow when it
 // has published that it leads, and so is ready. Of several that published it the best counts.
 func StickyLeaders(g Granularity, nodes []Node, self string) Leaders {
-	leading := bestOf(g, nodes, func(n *Node) bool { return len(n.WireGuardIPs) > 0 })
+	all := candidates(g, nodes)
 	leaders := Leaders{}
-	for p, n := range bestOf(g, nodes, func(*Node) bool { return true }) {
+	best := bestOf(all)
+	leading := bestOf(slices.DeleteFunc(all, func(n *Node) bool { return len(n.WireGuardIPs) == 0 }))
+	for p, n := range best {
 		if l, ok := leading[p]; ok && (n.Name != self || rank(n) >= rank(l)) {
 			n = l
 		}
@@ -54,18 +56,20 @@ func StickyLeaders(g Granularity, nodes []Node, self string) Leaders {
 	return leaders
 }
 
-// bestOf returns the best of those candidates of each location that are wanted.
-func bestOf(g Granularity, nodes []Node, wanted func(*Node) bool) map[place]*Node {
-	best := map[place]*Node{}
+// candidates returns the nodes that can lead others: those that Compute does not leave out.
+func candidates(g Granularity, nodes []Node) []*Node {
 	if g != GranularityLocation {
-		return best // every node is on its own
+		return nil // every node is on its own
 	}
-	for i := range nodes {
-		n := &nodes[i]
+	members, _ := participants(nodes, func(string, string, error) {})
+	return slices.DeleteFunc(members, func(n *Node) bool { return siteOf(n).own })
+}
+
+// bestOf returns the best candidate of each location.
+func bestOf(candidates []*Node) map[place]*Node {
+	best := map[place]*Node{}
+	for _, n := range candidates {
 		p := siteOf(n)
-		if p.own || n.missing() != nil || !wanted(n) {
-			continue
-		}
 		if b, ok := best[p]; !ok || compareCandidates(n, b) < 0 {
 			best[p] = n
 		}

@@ -31,6 +31,13 @@ func TestStaticLeadersPrefersAnnotatedThenPublicThenName(t *testing.T) {
 		{"unresolved name counts as public", []Node{node("a", private, false), node("b", Endpoint{DNS: "b.example", Port: 1}, false)}, "b"},
 		{"who has no key cannot lead", []Node{{Name: "a", Location: "x", Endpoint: public, InternalIPs: prefixes("192.168.0.1/24"), PodCIDRs: prefixes("10.2.1.0/24"), WantsLead: true}, node("b", private, false)}, "b"},
 	}
+	copied := node("c", public, true)
+	copied.Key = tests[0].nodes[0].Key
+	tests = append(tests, struct {
+		name  string
+		nodes []Node
+		want  string
+	}{"who has the key of an earlier node cannot lead", []Node{node("a", private, false), node("b", private, false), copied}, "a"})
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := StaticLeaders(GranularityLocation, tt.nodes)["location:x"]; got != tt.want {

@@ -32,17 +32,17 @@ func arrange[T any](s []T, order []uint64) {
 	}
 }
 
-// number is a masked IPv4 prefix as a number of 40 bits that sorts like ComparePrefix does.
+// number is a masked IPv4 prefix as a number of 38 bits that sorts like ComparePrefix does.
 func number(p netip.Prefix) uint64 {
 	b := p.Addr().As4()
-	return uint64(binary.BigEndian.Uint32(b[:]))<<8 | uint64(p.Bits()) //nolint:gosec // 0 to 32
+	return uint64(binary.BigEndian.Uint32(b[:]))<<6 | uint64(p.Bits()) //nolint:gosec // 0 to 32
 }
 
 // prefixOf is the reverse of number.
 func prefixOf(n uint64) netip.Prefix {
 	var b [4]byte
-	binary.BigEndian.PutUint32(b[:], uint32(n>>8)) //nolint:gosec // the upper bits are zero
-	return netip.PrefixFrom(netip.AddrFrom4(b), int(n&0xff))
+	binary.BigEndian.PutUint32(b[:], uint32(n>>6)) //nolint:gosec // the upper bits are zero
+	return netip.PrefixFrom(netip.AddrFrom4(b), int(n&0x3f))
 }
 
 // SortPrefixes sorts masked prefixes by family, address and length.
@@ -92,9 +92,11 @@ func sortRoutes(routes []Route) {
 		n := number(r.Dst)
 		switch r.Table { // in their order
 		case TableTunnel:
-			n |= 1 << 39
+			n |= 1 << 38
 		case TableAddOn:
-			n |= 2 << 39
+			n |= 2 << 38
+		case TableSealed:
+			n |= 3 << 38
 		}
 		order[i] = n<<placeBits | uint64(i) //nolint:gosec // not negative
 	}

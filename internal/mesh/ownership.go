@@ -19,16 +19,21 @@ type ownership struct {
 	locations []Location
 	// pods and wireGuard count the claims of nodes, of which they are the first.
 	pods, wireGuard int
-	// v4 are the prefixes that nodes got, as sorted numbers above the places of
-	// their claims; v6 are the places by prefix.
-	v4 []uint64
-	v6 map[netip.Prefix]int
-	// where are the indices of the locations of all claims.
-	where []int32
+	nodeClaims
 	// claimants are the nodes of all claims, nil until somebody asks.
 	claimants []*Node
 	// others own allowed location IPs and what peers have.
 	others map[netip.Prefix]owner
+}
+
+// nodeClaims say where the prefixes are that nodes own, but for allowed location IPs.
+type nodeClaims struct {
+	// v4 are the prefixes of IPv4, as sorted numbers above the places of their
+	// claims; v6 are the places by prefix.
+	v4 []uint64
+	v6 map[netip.Prefix]int
+	// where are the indices of the locations of all claims, those that got nothing too.
+	where []int32
 }
 
 // owner is a node or a peer.
@@ -41,7 +46,7 @@ type owner struct {
 func (o owner) String() string { return o.kind + "/" + o.name }
 
 func newOwnership(locations []Location, report reportFunc) *ownership {
-	return &ownership{report: report, locations: locations, v6: map[netip.Prefix]int{}, others: map[netip.Prefix]owner{}}
+	return &ownership{report: report, locations: locations, nodeClaims: nodeClaims{v6: map[netip.Prefix]int{}}, others: map[netip.Prefix]owner{}}
 }
 
 // claims yields what nodes want for being what they are, the strongest first.
@@ -205,17 +210,32 @@ func (o *ownership) owner(p netip.Prefix) (owner, bool) {
 	if by, ok := o.others[p]; ok {
 		return by, true
 	}
-	if p.Addr().Is6() {
-		if place, ok := o.v6[p]; ok {
-			return o.claimant(place), true
-		}
-		return owner{}, false
-	}
-	want := number(p) << placeBits
-	if i, _ := slices.BinarySearch(o.v4, want); i < len(o.v4) && sameBits(o.v4[i], want) {
-		return o.claimant(placeOf(o.v4[i])), true
+	if place, ok := o.place(p); ok {
+		return o.claimant(place), true
 	}
 	return owner{}, false
+}
+
+// place returns which claim has got exactly p.
+func (c *nodeClaims) place(p netip.Prefix) (place int, ok bool) {
+	if p.Addr().Is6() {
+		place, ok = c.v6[p]
+		return place, ok
+	}
+	want := number(p) << placeBits
+	if i, _ := slices.BinarySearch(c.v4, want); i < len(c.v4) && sameBits(c.v4[i], want) {
+		return placeOf(c.v4[i]), true
+	}
+	return 0, false
+}
+
+// location returns the index of the location that owns exactly p.
+func (c *nodeClaims) location(p netip.Prefix) (index int, ok bool) {
+	place, ok := c.place(p)
+	if !ok {
+		return 0, false
+	}
+	return int(c.where[place]), true
 }
 
 // within finds the broadest owned prefix that p equals or lies in.

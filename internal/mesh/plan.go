@@ -49,8 +49,9 @@ func (t *Topology) State(name string, key SecretKey, facts Facts) (State, []Prob
 		p.besideAddOn()
 	}
 	p.firewall()
+	p.forwarding()
 	p.state.Sort()
-	return p.finish(), sortCompactProblems(p.problems), nil
+	return p.state, sortCompactProblems(p.problems), nil
 }
 
 // planner collects the State of one node.
@@ -108,16 +109,27 @@ func (p *planner) site() iter.Seq[*Node] {
 // isOwnSite reports whether the nodes of l are reached without the mesh.
 func (p *planner) isOwnSite(l *Location) bool { return l.site == p.loc.site }
 
-func (p *planner) finish() State {
-	s := p.state
-	for _, cidr := range p.self.PodCIDRs {
-		if cidr.Addr().Is4() {
-			s.Forward4 = true
-		} else {
-			s.Forward6 = true
+// forwarding finds the families of what passes through: packets of the own pods,
+// and on the leader those to the rest of the location.
+func (p *planner) forwarding() {
+	var through [2]bool
+	for n := range p.site() {
+		if n != p.self && !p.leads {
+			continue
+		}
+		for _, cidr := range n.PodCIDRs {
+			through[family(cidr.Addr())] = true
+		}
+		for _, ip := range n.InternalIPs {
+			through[family(ip.Addr())] = through[family(ip.Addr())] || n != p.self
 		}
 	}
-	return s
+	if p.leads {
+		for _, alip := range p.loc.AllowedLocationIPs() {
+			through[family(alip.Addr())] = true
+		}
+	}
+	p.state.Forward4, p.state.Forward6 = through[0], through[1]
 }
 
 // links plans the WireGuard link, which only a leader's traffic uses, and the
@@ -190,17 +202,27 @@ func (p *planner) comesToUs(lead *Node, endpoint netip.AddrPort) bool {
 // firewall plans what keeps its source and what does not: what leaves our pods
 // or comes from a peer keeps it on the way to everything that the mesh knows,
 // and gets the node's address on the way to the rest; what goes to our
-// location's further prefixes gets it too, for the way back.
+// location's further prefixes gets it too, for the way back. Of prefixes within
+// each other the narrowest counts.
 func (p *planner) firewall() {
 	f := &p.state.Firewall
 	if p.t.cfg.ManageCNI {
 		f.MasqueradeFrom = append(f.MasqueradeFrom, p.self.PodCIDRs...)
 	}
-	f.MasqueradeTo = p.siteAllowedLocationIPs()
+	around := func(h holes, p netip.Prefix, f func(netip.Prefix)) {
+		h.spare(p, func(netip.Prefix) bool { return false }, f)
+	}
+	elsewhere := p.t.allowedLocationIPs(func(l *Location) bool { return !p.isOwnSite(l) })
+	for _, alip := range p.siteAllowedLocationIPs() {
+		around(elsewhere, alip, func(part netip.Prefix) { f.MasqueradeTo = append(f.MasqueradeTo, part) })
+	}
 	rest := slices.Clone(p.t.cfg.ServiceCIDRs)
+	announced := p.t.allowedLocationIPs(func(*Location) bool { return true })
 	for _, peer := range p.t.Peers {
 		f.MasqueradeFrom = append(f.MasqueradeFrom, peer.AllowedIPs...)
-		rest = append(rest, peer.AllowedIPs...)
+		for _, ip := range peer.AllowedIPs {
+			around(announced, ip, func(part netip.Prefix) { rest = append(rest, part) })
+		}
 	}
 	for i := range p.t.Locations {
 		l := &p.t.Locations[i]
@@ -211,8 +233,8 @@ func (p *planner) firewall() {
 		}
 	}
 	SortPrefixes(rest)
-	f.Known = make([]netip.Prefix, 0, len(p.t.known4)+len(rest))
-	for _, n := range p.t.known4 {
+	f.Known = make([]netip.Prefix, 0, len(p.t.claims.v4)+len(rest))
+	for _, n := range p.t.claims.v4 {
 		known := prefixOf(n >> placeBits)
 		for len(rest) > 0 && ComparePrefix(rest[0], known) < 0 {
 			f.Known, rest = append(f.Known, rest[0]), rest[1:]

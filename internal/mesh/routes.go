@@ -45,8 +45,8 @@ func (p *planner) leaderRoutes() {
 		p.route(Route{Dst: dst, Via: via, Src: source[family(dst.Addr())], Dev: p.t.cfg.WireGuardDev})
 	}
 	p.state.Routes = make([]Route, 0, p.t.prefixes-len(p.t.Locations)+len(p.t.Peers)+len(p.local))
-	for _, n := range p.t.known4 { // in their order, which saves sorting them
-		l := &p.t.Locations[p.t.claimed[placeOf(n)]]
+	for _, n := range p.t.claims.v4 { // in their order, which saves sorting them
+		l := &p.t.Locations[p.t.claims.where[placeOf(n)]]
 		dst := prefixOf(n >> placeBits)
 		if via := l.WireGuardIP(dst.Addr()); via != dst.Addr() && !p.isOwnSite(l) {
 			add(dst, via)
@@ -70,6 +70,11 @@ func (p *planner) leaderRoutes() {
 			add(dst, netip.Addr{})
 		}
 	}
+	for _, cidr := range p.t.cfg.WireGuardCIDRs {
+		if !p.loc.WireGuardIP(cidr.Addr()).IsValid() { // whose subnet would be this route
+			add(cidr, netip.Addr{})
+		}
+	}
 }
 
 // holes are prefixes that must not be routed to other locations, nor as a part
@@ -80,6 +85,11 @@ func (p *planner) leaderRoutes() {
 type holes struct {
 	v4 []uint64
 	v6 []netip.Prefix
+}
+
+func (h *holes) sort() {
+	slices.Sort(h.v4)
+	slices.SortFunc(h.v6, ComparePrefix)
 }
 
 // add puts a hole behind the others; they are to be sorted afterwards.
@@ -95,14 +105,8 @@ func (h *holes) add(hole netip.Prefix) {
 func (p *planner) holes() holes {
 	h := holes{v4: make([]uint64, 0, len(p.state.Device.Peers)+len(p.neighbours)+1)}
 	for _, peer := range p.state.Device.Peers {
-		if peer.Endpoint.IsValid() {
+		if peer.Endpoint.IsValid() && !p.isAnothers(peer) {
 			h.add(single(peer.Endpoint.Addr()))
-		}
-	}
-	for i := range p.t.Locations {
-		l := &p.t.Locations[i]
-		if seen, ok := p.facts.PeerAddrs[l.Lead().Key]; ok && p.isThere(l, seen) {
-			h.add(single(seen))
 		}
 	}
 	for _, hole := range p.siteAllowedLocationIPs() {
@@ -113,25 +117,85 @@ func (p *planner) holes() holes {
 			h.add(single(ip.Addr()))
 		}
 	}
-	slices.Sort(h.v4)
-	slices.SortFunc(h.v6, ComparePrefix)
+	h.sort()
 	return h
 }
 
-// isThere reports whether a leader that came to us from an address is there for
-// us: it is if the address is its own location's. That it came from an address
-// of others takes nothing out of the tunnel: a packet's source is easily forged.
-func (p *planner) isThere(l *Location, seen netip.Addr) bool {
-	contains := func(dst netip.Prefix) bool { return dst.Contains(seen) }
-	if p.isOwnSite(l) || !slices.ContainsFunc(l.owned, contains) {
-		return false
-	}
-	for bits := seen.BitLen(); bits >= 0; bits-- {
-		if r := p.planned(netip.PrefixFrom(seen, bits).Masked()); r != nil {
-			return r.Via.IsValid() && r.Via == l.WireGuardIP(seen)
+// allowedLocationIPs lists those of some locations.
+func (t *Topology) allowedLocationIPs(of func(*Location) bool) holes {
+	var h holes
+	for i := range t.Locations {
+		if !of(&t.Locations[i]) {
+			continue
+		}
+		for _, alip := range t.Locations[i].AllowedLocationIPs() {
+			h.add(alip)
 		}
 	}
-	return false
+	h.sort()
+	return h
+}
+
+// isAnothers reports whether the private endpoint of a peer is an address that in
+// the mesh belongs to a node of another location: in another network they mean another.
+func (p *planner) isAnothers(peer DevicePeer) bool {
+	ip := peer.Endpoint.Addr()
+	if !ip.IsValid() || IsPublic(ip) {
+		return false
+	}
+	location, ok := p.t.claims.location(single(ip))
+	return ok && p.t.Locations[location].Lead().Key != peer.Key
+}
+
+// sealed plans the ways to where peers are heard from, if not at their endpoints,
+// and to endpoints that are also another's address, and adds these to the holes.
+// What carries the tunnel cannot go through it, but all else that is for such an
+// address in the mesh must. So the ways are in TableSealed, which only
+// WireGuard's own packets pass by.
+func (p *planner) sealed(h *holes) (sealed []Route) {
+	var lengths [2][129]bool // of routes, of IPv4 and IPv6
+	for _, routes := range [][]Route{p.state.Routes, p.local} {
+		for i := range routes {
+			lengths[family(routes[i].Dst.Addr())][routes[i].Dst.Bits()] = true
+		}
+	}
+	seal := func(ip netip.Addr) {
+		r := p.longest(ip, lengths[family(ip)][:ip.BitLen()+1])
+		if r == nil || r.Dev != p.t.cfg.WireGuardDev || h.has(single(ip)) {
+			return
+		}
+		way := *r
+		way.Dst, way.Table = single(ip), TableSealed
+		sealed = append(sealed, way)
+	}
+	for _, peer := range p.state.Device.Peers {
+		if p.isAnothers(peer) {
+			seal(peer.Endpoint.Addr())
+		}
+		if seen, ok := p.facts.PeerAddrs[peer.Key]; ok && seen != peer.Endpoint.Addr() {
+			seal(seen)
+		}
+	}
+	sortRoutes(sealed)
+	sealed = slices.CompactFunc(sealed, func(a, b Route) bool { return a.Dst == b.Dst })
+	for _, r := range sealed {
+		h.add(r.Dst)
+	}
+	h.sort()
+	return sealed
+}
+
+// longest returns the planned route in table main that carries packets to ip, nil
+// without one, if there are only prefixes of certain lengths.
+func (p *planner) longest(ip netip.Addr, lengths []bool) *Route {
+	for bits, have := range slices.Backward(lengths) {
+		if have {
+			if r := p.planned(netip.PrefixFrom(ip, bits).Masked()); r != nil {
+				return r
+			}
+		}
+	}
+	return nil
 }
 
 // siteAllowedLocationIPs are the further prefixes that are reached from here without the mesh.
@@ -158,6 +222,16 @@ func (h *holes) from(dst netip.Prefix) {
 	}
 }
 
+// has reports whether p is a hole.
+func (h *holes) has(p netip.Prefix) bool {
+	if p.Addr().Is4() {
+		_, ok := slices.BinarySearch(h.v4, number(p))
+		return ok
+	}
+	_, ok := slices.BinarySearchFunc(h.v6, p, ComparePrefix)
+	return ok
+}
+
 // within returns the first hole that dst contains; ok is false without one.
 // Those before dst were dropped. Those that contain dst are of no matter: the
 // narrower prefix carries the packet.
@@ -176,20 +250,28 @@ func (h *holes) within(dst netip.Prefix) (hole netip.Prefix, ok bool) {
 func (p *planner) cut() {
 	sortRoutes(p.state.Routes)
 	h := p.holes()
+	sealed := p.sealed(&h)
 	// Where a narrower prefix has a route of its own, that carries the packet.
 	narrower := func(dst netip.Prefix) bool { return p.planned(dst) != nil }
 	var parts []Route
 	cut := make([]bool, len(p.state.Routes))
 	for i, r := range p.state.Routes {
 		h.from(r.Dst)
-		if _, cut[i] = h.within(r.Dst); !cut[i] {
+		if _, cut[i] = h.within(r.Dst); !cut[i] && r.Dst.Bits() > 0 {
 			continue
 		}
+		whole := []netip.Prefix{r.Dst}
+		if cut[i] = true; r.Dst.Bits() == 0 { // for the host has a default route of its own, perhaps
+			low, high := halves(r.Dst)
+			whole = []netip.Prefix{low, high}
+		}
 		inside := h // nested routes have the same holes
-		inside.spare(r.Dst, narrower, func(part netip.Prefix) {
-			r.Dst = part
-			parts = append(parts, r)
-		})
+		for _, dst := range whole {
+			inside.spare(dst, narrower, func(part netip.Prefix) {
+				r.Dst = part
+				parts = append(parts, r)
+			})
+		}
 	}
 	kept := p.state.Routes[:0]
 	for i, r := range p.state.Routes {
@@ -197,10 +279,45 @@ func (p *planner) cut() {
 			kept = append(kept, r)
 		}
 	}
-	p.state.Routes = append(kept, parts...)
+	p.state.Routes = append(append(kept, parts...), sealed...)
 	if len(parts) > 0 {
 		sortRoutes(p.state.Routes)
 	}
+	for i, all := range everything() {
+		if slices.ContainsFunc(sealed, func(r Route) bool { return family(r.Dst.Addr()) == i }) {
+			p.state.Rules = append(p.state.Rules, SealingRules(all, p.self.ListenPort)...)
+		}
+	}
+}
+
+// lastRulePort is the greatest that the kernel takes in a rule (fib_rule_port_range_valid
+// of net/core/fib_rules.c). Nothing is sent from 65535 unless somebody asks for it.
+const lastRulePort = 65534
+
+// SealingRules lead everything but what WireGuard sends from its port to
+// TableSealed. They name the protocols, for a rule that is about all would be about
+// ARP too, and a strict reverse path filter would drop that (rp_filter in ip-sysctl);
+// of what comes to WireGuard's port the filter turns the ports round.
+func SealingRules(all netip.Prefix, port uint16) []Rule {
+	icmp := ProtocolICMP
+	if all.Addr().Is6() {
+		icmp = ProtocolICMPv6
+	}
+	var rules []Rule
+	for _, protocol := range []Protocol{ProtocolTCP, icmp, ProtocolSCTP} {
+		rules = append(rules, Rule{To: all, Protocol: protocol, Table: TableSealed})
+	}
+	for _, ports := range []PortRange{{1, port - 1}, {port + 1, lastRulePort}} {
+		if ports.First <= ports.Last && ports.First > 0 {
+			rules = append(rules, Rule{To: all, Protocol: ProtocolUDP, SourcePorts: ports, Table: TableSealed})
+		}
+	}
+	return rules
+}
+
+// everything returns the prefixes of length 0, of IPv4 and IPv6.
+func everything() [2]netip.Prefix {
+	return [2]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 }
 
 // planned returns the planned route to dst in table main, nil without one.
@@ -417,9 +534,9 @@ func (p *planner) besideAddOn() {
 			r.Table, wanted[family(r.Dst.Addr())] = TableAddOn, true
 		}
 	}
-	for i, all := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+	for i, all := range everything() {
 		if wanted[i] {
-			p.state.Rules = append(p.state.Rules, Rule{To: netip.PrefixFrom(all, 0), Table: TableAddOn})
+			p.state.Rules = append(p.state.Rules, Rule{To: all, Table: TableAddOn})
 		}
 	}
 }

@@ -19,6 +19,9 @@ const (
 	// pod network has routes to the same destinations in table main. A rule that
 	// matches every packet leads to it.
 	TableAddOn = 1108
+	// TableSealed holds routes into the WireGuard link to addresses from which
+	// WireGuard itself hears its peers; the rules of SealingRules lead to it.
+	TableSealed = 1109
 )
 
 // State is everything that one node's kernel needs for the mesh, and the whole
@@ -139,7 +142,7 @@ type Route struct {
 	Src netip.Addr
 	// Dev is the name of the link; host resolves it at the last moment.
 	Dev string
-	// Table is TableMain, TableTunnel or TableAddOn.
+	// Table is one of the Table constants.
 	Table int
 	// OnLink makes the kernel take Via as directly reachable over Dev.
 	OnLink bool
@@ -164,12 +167,35 @@ func (r *Route) CompareTarget(o *Route) int {
 type Rule struct {
 	From, To netip.Prefix
 	// IIf is the link that the packet came in through.
-	IIf   string
-	Table int
+	IIf      string
+	Protocol Protocol
+	// SourcePorts are those of TCP, UDP or SCTP.
+	SourcePorts PortRange
+	Table       int
+}
+
+// Protocol is a number of the IANA's registry of internet protocols, 0 for all.
+type Protocol uint8
+
+// The protocols that rules know.
+const (
+	ProtocolICMP   Protocol = 1
+	ProtocolTCP    Protocol = 6
+	ProtocolUDP    Protocol = 17
+	ProtocolICMPv6 Protocol = 58
+	ProtocolSCTP   Protocol = 132
+)
+
+// PortRange is a range of ports, both from 1 to 65535 and part of it; zero for all.
+type PortRange struct{ First, Last uint16 }
+
+// Has reports whether the range has the port.
+func (r PortRange) Has(port uint16) bool {
+	return r == PortRange{} || r.First <= port && port <= r.Last
 }
 
 func (r Rule) compare(o Rule) int {
-	return cmp.Or(ComparePrefix(r.To, o.To), ComparePrefix(r.From, o.From), cmp.Compare(r.IIf, o.IIf), cmp.Compare(r.Table, o.Table))
+	return cmp.Or(ComparePrefix(r.To, o.To), ComparePrefix(r.From, o.From), cmp.Compare(r.IIf, o.IIf), cmp.Compare(r.Protocol, o.Protocol), cmp.Compare(r.SourcePorts.First, o.SourcePorts.First), cmp.Compare(r.Table, o.Table))
 }
 
 // Device is the configuration of a WireGuard device, see wg(8).

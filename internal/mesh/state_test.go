@@ -429,7 +429,7 @@ func TestNoEndpointIsRoutedThroughTheTunnelThatCarriesIt(t *testing.T) {
 	nodes[3].Endpoint = at("192.168.9.1")
 	topology, _ := computed(t, testConfig(), nodes, nil)
 	for _, r := range stateOf(t, topology, "b", oneLink("192.168.0.1/32")).Routes {
-		if r.Dev == "kilo0" && (r.Dst.Contains(addr("192.168.9.1")) || r.Dst.Contains(addr("192.168.0.1"))) {
+		if r.Table == TableMain && r.Dev == "kilo0" && (r.Dst.Contains(addr("192.168.9.1")) || r.Dst.Contains(addr("192.168.0.1"))) {
 			t.Errorf("route %v carries an endpoint", r)
 		}
 	}
@@ -447,7 +447,8 @@ func TestInternalIPOfALeaderBehindNATIsRoutedThroughTheMesh(t *testing.T) {
 }
 
 // Without NAT between two locations a leader that comes to us does so from its
-// internal IP. Answers to there carry the tunnel, and cannot go through it.
+// internal IP. Answers to there carry the tunnel, and cannot go through it; all
+// else that is for the internal IP must.
 func TestLeaderThatCameFromItsInternalIPIsReachedThere(t *testing.T) {
 	nodes, _ := matrixMesh()
 	nodes[0].Endpoint, nodes[0].PersistentKeepalive = at("192.168.0.1"), 25
@@ -458,12 +459,12 @@ func TestLeaderThatCameFromItsInternalIPIsReachedThere(t *testing.T) {
 		facts.PeerAddrs = seen
 		for _, r := range stateOf(t, topology, "b", facts).Routes {
 			if r.Dev == "kilo0" && pfx("192.168.0.0/24").Contains(r.Dst.Addr()) {
-				out = append(out, r.Dst.String())
+				out = append(out, fmt.Sprintf("%s table %d", r.Dst, r.Table))
 			}
 		}
 		return out
 	}
-	whole := []string{"192.168.0.0/30", "192.168.0.1/32"}
+	whole := []string{"192.168.0.0/30 table 254", "192.168.0.1/32 table 254"}
 	for _, tt := range []struct {
 		name string
 		seen map[PublicKey]netip.Addr
@@ -471,8 +472,8 @@ func TestLeaderThatCameFromItsInternalIPIsReachedThere(t *testing.T) {
 	}{
 		{"never heard", nil, whole},
 		{"from behind NAT", map[PublicKey]netip.Addr{key(1): addr("198.51.100.9")}, whole},
-		{"from its internal IP", map[PublicKey]netip.Addr{key(1): addr("192.168.0.1")}, []string{"192.168.0.0/32", "192.168.0.2/31"}},
-		{"somebody else from there", map[PublicKey]netip.Addr{key(9): addr("192.168.0.1")}, whole},
+		{"from its internal IP", map[PublicKey]netip.Addr{key(1): addr("192.168.0.1")}, []string{"192.168.0.0/32 table 254", "192.168.0.2/31 table 254", "192.168.0.1/32 table 1109"}},
+		{"an unknown peer from there", map[PublicKey]netip.Addr{key(8): addr("192.168.0.1")}, whole},
 	} {
 		if got := routes(tt.seen); !slices.Equal(got, tt.want) {
 			t.Errorf("%s: routes into the tunnel %q, want %q", tt.name, got, tt.want)
@@ -589,5 +590,40 @@ func TestEqualPrivateAddressesStayInTheirLocations(t *testing.T) {
 				t.Errorf("%s leads: State of %s has no route to a's pods", leader, name)
 			}
 		}
+	}
+}
+
+// A host has a default route of its own, perhaps, and a route to the same
+// destination would be refused.
+func TestEverythingIsAnnouncedInTwoHalves(t *testing.T) {
+	nodes, _ := matrixMesh()
+	nodes[0].AllowedLocationIPs = prefixes("0.0.0.0/0")
+	nodes[0].Endpoint, nodes[1].InternalIPs = Endpoint{DNS: "a.example", Port: 51820}, nil // so that no hole is to be cut
+	topology, _ := computed(t, testConfig(), nodes[:2], nil)
+	got := stateOf(t, topology, "b", oneLink("203.0.113.2/24")).String()
+	if !strings.Contains(got, "route 0.0.0.0/1 via 10.4.0.1") || !strings.Contains(got, "route 128.0.0.0/1 via 10.4.0.1") || strings.Contains(got, "route 0.0.0.0/0") {
+		t.Errorf("want the two halves of everything:\n%s", got)
+	}
+}
+
+// What a location announces does not get the address of a neighbour of another,
+// of which the announced is broader.
+func TestMasqueradingStopsAtNarrowerPrefixesOfOthers(t *testing.T) {
+	nodes, peers := matrixMesh()
+	nodes[0].AllowedLocationIPs = prefixes("192.168.128.0/17")
+	nodes[1].AllowedLocationIPs = prefixes("192.168.0.0/16")
+	peers[0].AllowedIPs = prefixes("10.5.0.1/32", "192.0.0.0/8")
+	topology, _ := computed(t, testConfig(), nodes, peers)
+	f := stateOf(t, topology, "b", oneLink("192.168.1.1/24")).Firewall
+	if want := prefixes("192.168.0.0/17"); !slices.Equal(f.MasqueradeTo, want) {
+		t.Errorf("b masquerades to %v, want %v", f.MasqueradeTo, want)
+	}
+	for _, p := range f.Known {
+		if p.Contains(addr("192.168.77.1")) {
+			t.Errorf("known %v, which the peer has, holds the allowed location IPs", p)
+		}
+	}
+	if !slices.ContainsFunc(f.Known, func(p netip.Prefix) bool { return p.Contains(addr("192.1.2.3")) }) {
+		t.Errorf("known %v, want the rest of what the peer has", f.Known)
 	}
 }

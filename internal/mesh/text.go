@@ -105,6 +105,12 @@ func (r Rule) String() string {
 	if r.IIf != "" {
 		fmt.Fprintf(&b, " iif %s", r.IIf)
 	}
+	if r.Protocol != 0 {
+		fmt.Fprintf(&b, " ipproto %d", r.Protocol)
+	}
+	if r.SourcePorts != (PortRange{}) {
+		fmt.Fprintf(&b, " sport %d-%d", r.SourcePorts.First, r.SourcePorts.Last)
+	}
 	fmt.Fprintf(&b, " lookup %d", r.Table)
 	return b.String()
 }

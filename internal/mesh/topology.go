@@ -13,12 +13,9 @@ import (
 // node that sees the same cluster. It refers to the Nodes that it was computed from.
 type Topology struct {
 	cfg Config
-	// prefixes counts what all Locations own. Those of IPv4, but for allowed
-	// location IPs, are the upper bits of known4, sorted, see number; the lower
-	// ones are places in claimed, which has the indices of their Locations.
+	// prefixes counts what all Locations own, claims says who.
 	prefixes int
-	known4   []uint64
-	claimed  []int32
+	claims   nodeClaims
 	// Locations by ID.
 	Locations []Location
 	// Peers by name, each with the allowed IPs that it owns.
@@ -99,7 +96,7 @@ func Compute(cfg Config, nodes []Node, peers []Peer, leaders Leaders) (*Topology
 	for i := range t.Locations {
 		t.prefixes += len(t.Locations[i].owned)
 	}
-	t.known4, t.claimed = claims.v4, claims.where
+	t.claims = claims.nodeClaims
 	reportMissingCIDRs(cfg, t.Locations, report)
 	reportGranularities(cfg, members, report)
 	return t, sortCompactProblems(problems)

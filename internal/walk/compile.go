@@ -143,6 +143,8 @@ func (h *host) table(number int) *table {
 		return &h.tables[1]
 	case mesh.TableAddOn:
 		return &h.tables[2]
+	case mesh.TableSealed:
+		return &h.tables[3]
 	default:
 		return &h.tables[0]
 	}
@@ -166,7 +168,8 @@ func (h *host) compileRules() {
 const loopback = -1
 
 // route looks up the way of a packet, as the kernel does: the rules, then table main.
-func (h *host) route(src, dst netip.Addr, iif int) *route {
+func (h *host) route(p packet, iif int) *route {
+	src, dst := p.src, p.dst
 	rules := h.rules[family(dst)]
 	if len(rules) > 0 {
 		to, from := bitsOf(dst), bits128{}
@@ -176,6 +179,9 @@ func (h *host) route(src, dst netip.Addr, iif int) *route {
 		for i := range rules {
 			r := &rules[i]
 			if r.hasTo && !r.to.contains(to) || r.hasFrom && (!src.IsValid() || !r.from.contains(from)) {
+				continue
+			}
+			if r.Protocol != 0 && !p.isOf(r.Protocol, r.SourcePorts, h.State.Device.ListenPort) {
 				continue
 			}
 			if r.IIf != "" && (iif == loopback || h.links[iif].name != r.IIf) {
@@ -190,6 +196,15 @@ func (h *host) route(src, dst netip.Addr, iif int) *route {
 		return &h.routes[n]
 	}
 	return nil
+}
+
+// isOf reports whether a packet is of a protocol, and from one of the ports:
+// WireGuard's own are, the others are taken for TCP.
+func (p packet) isOf(protocol mesh.Protocol, ports mesh.PortRange, listen uint16) bool {
+	if p.sealed {
+		return protocol == mesh.ProtocolUDP && ports.Has(listen)
+	}
+	return protocol == mesh.ProtocolTCP
 }
 
 // source chooses the address of packets that the host sends over a link to a

@@ -86,6 +86,8 @@ type target struct {
 	at    *host
 	addr  netip.Addr
 	place Place
+	// by is the allowed location IP that makes the mesh go there, of a network.
+	by netip.Prefix
 	// network: a machine of the site; internal: the host's internal IP.
 	network, internal bool
 }
@@ -109,7 +111,7 @@ func (w *World) targets(h *host) []target {
 	for _, p := range h.Reached {
 		for _, n := range h.site.Networks {
 			if p.Contains(n.Addr()) && p.Bits() <= n.Bits() && w.owns(h, p, n.Addr()) {
-				out = append(out, target{at: h, addr: n.Addr().Next().Next(), place: Place{Site: h.site.Name}, network: true})
+				out = append(out, target{at: h, addr: n.Addr().Next().Next(), place: Place{Site: h.site.Name}, by: p, network: true})
 			}
 		}
 	}
@@ -139,9 +141,20 @@ func (w *World) pairsTo(inside Inside, from *host, to target, yield func(Pair) b
 	if !between && to.internal && inside != InsideMesh {
 		return true // another pod network's own affair, or nobody's
 	}
+	// Without a prefix of its own a host does not know which of its addresses a network answers to.
+	astray := to.network && (from.hasBetter(to) || w.byName[from.Gate].hasBetter(to) || slices.ContainsFunc(from.PodCIDRs, func(p netip.Prefix) bool { return slices.Contains(from.Lost, p) }))
+	if astray || w.stolen(to.addr, to.at, from) {
+		return true
+	}
 	p := Pair{To: to.place, Sealed: between, Masqueraded: to.network}
 	for _, cidr := range from.PodCIDRs {
-		if cidr.Addr().Is4() != to.addr.Is4() {
+		if cidr.Addr().Is4() != to.addr.Is4() || w.stolen(podOf(cidr), from, to.at) {
+			continue
+		}
+		if p.Masqueraded && len(w.sourcesOf(from, to.addr)) == 0 {
+			continue // its range of WireGuard IPs is exhausted
+		}
+		if p.Masqueraded && slices.ContainsFunc(w.sourcesOf(from, to.addr), func(a netip.Addr) bool { return w.stolen(a, from, to.at) }) {
 			continue
 		}
 		p.Packet = Packet{From: from.Name, Src: podOf(cidr), Dst: to.addr}
@@ -152,7 +165,8 @@ func (w *World) pairsTo(inside Inside, from *host, to target, yield func(Pair) b
 	if !between && (to.internal || to.network) {
 		return true // the underlay's own affair
 	}
-	if p.Sources = w.sourcesOf(from, to.addr); len(p.Sources) == 0 {
+	p.Sources = w.sourcesOf(from, to.addr)
+	if len(p.Sources) == 0 || slices.ContainsFunc(p.Sources, func(a netip.Addr) bool { return w.stolen(a, from, to.at) }) {
 		return true
 	}
 	if !between {
@@ -162,21 +176,55 @@ func (w *World) pairsTo(inside Inside, from *host, to target, yield func(Pair) b
 	return yield(p)
 }
 
+// stolen reports whether packets to an address of a host go to another that has
+// the same one: in the mesh it belongs to somebody else, or whoever sends to it
+// finds a neighbour with it, or one of the two gates has it.
+func (w *World) stolen(a netip.Addr, at, from *host) bool {
+	if at.lost(a) || from.lost(a) {
+		return true
+	}
+	for _, h := range []*host{w.byName[from.Gate], w.byName[at.Gate], from.site.owners[a]} {
+		if h != nil && h != at && (h.lost(a) || h == from.site.owners[a]) {
+			return true
+		}
+	}
+	return false
+}
+
+// hasBetter reports whether the host has a way of its own to a network, which is
+// more specific than what the mesh has.
+func (h *host) hasBetter(to target) bool {
+	better := func(p netip.Prefix) bool { return p.Bits() > to.by.Bits() && p.Contains(to.addr) }
+	return slices.ContainsFunc(h.Routes, func(r Route) bool { return better(r.Dst) }) ||
+		slices.ContainsFunc(h.Links, func(l Link) bool { return slices.ContainsFunc(l.Addrs, better) })
+}
+
+func (h *host) lost(a netip.Addr) bool {
+	return slices.ContainsFunc(h.Lost, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
 // sourcesOf lists the addresses that a host may talk to others from: the
 // internal IP, else a WireGuard IP; the peer's own.
 func (w *World) sourcesOf(h *host, like netip.Addr) []netip.Addr {
 	var out []netip.Addr
 	if h.Node != nil {
 		if ip, ok := h.Node.InternalIP(like); ok {
-			if out = append(out, ip.Addr()); ip.Addr() != h.Node.Endpoint.IP {
+			if out = append(out, ip.Addr()); ip.Addr() != h.Node.Endpoint.IP && !h.lost(ip.Addr()) {
 				return out // an endpoint is no good source, for answers cannot come through the tunnel
+			}
+			if h.lost(ip.Addr()) && h.Gate == h.Name {
+				out = nil
 			}
 		}
 	}
 	if h.wireGuard < 0 {
 		return out
 	}
-	for _, p := range h.links[h.wireGuard].addrs[family(like)] {
+	own := h.links[h.wireGuard].addrs[family(like)]
+	if len(own) == 0 && h.Gate == h.Name {
+		return nil // what comes back could not go through the tunnel
+	}
+	for _, p := range own {
 		out = append(out, p.Addr())
 	}
 	return out

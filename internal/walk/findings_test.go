@@ -90,3 +90,74 @@ func TestNarrowerAllowedLocationIPsDoNotLoop(t *testing.T) {
 	s.nodes[1].Location, s.nodes[2].Location = "a-two", "a-two" // the narrower one is accepted first
 	allPairs(t, s)
 }
+
+// A leader carries IPv6 for its location, also if its own pods have none.
+func TestLeaderForwardsAFamilyThatItsOwnPodsLack(t *testing.T) {
+	s := small(mesh.KindIPIP)
+	s.cfg.WireGuardCIDRs = append(s.cfg.WireGuardCIDRs, pfx("fd00:4::/64"))
+	for i, second := range []string{"fd80::1/64", "fd81::2/64", "fd81:1::3/64"} {
+		n := &s.nodes[i]
+		h := s.hosts[n.Name]
+		n.InternalIPs = append(n.InternalIPs, pfx(second))
+		h.Links[len(h.Links)-1].Addrs = append(h.Links[len(h.Links)-1].Addrs, pfx(second))
+		if n.Name == "b" {
+			continue
+		}
+		n.PodCIDRs = append(n.PodCIDRs, pfx([]string{"fd10:1::/64", "", "fd10:3::/64"}[i]))
+		h.PodCIDRs = n.PodCIDRs
+	}
+	for name, router := range map[string]string{"b": "fd81::fe", "c": "fd81:1::fe"} {
+		s.hosts[name].Routes = append(s.hosts[name].Routes, Route{Dst: pfx("::/0"), Via: ip(router), Dev: "eth0"})
+		s.sites[1].Routers = append(s.sites[1].Routers, ip(router))
+	}
+	allPairs(t, s)
+}
+
+// The node a has a public endpoint, but in its own network b hears it from its
+// internal IP. WireGuard's answers to there cannot go through the tunnel, yet all
+// else that b sends to that internal IP must.
+func TestWhatIsForAnAddressThatAPeerIsHeardFromIsSealed(t *testing.T) {
+	s := oneSite(mesh.GranularityFull)
+	s.nodes[1].PersistentKeepalive = 25
+	allPairs(t, s)
+}
+
+// The peer is behind NAT, and another one has a prefix that holds its public address.
+func TestPeerBehindNATIsAnsweredDespiteABroaderPrefix(t *testing.T) {
+	for _, broad := range []string{"203.0.112.0/22", "0.0.0.0/0"} {
+		s := small(mesh.KindIPIP)
+		s.peers = append(s.peers, mesh.Peer{Name: "q", Key: publicKeys[secrets[9]], AllowedIPs: []netip.Prefix{pfx("10.5.0.2/32"), pfx(broad)}, PersistentKeepalive: 25})
+		s.hosts["peer/q"], s.secrets["peer/q"] = behindRouter("peer/q", "office", "office", "172.16.1.2/24", "172.16.1.1"), secrets[9]
+		s.sites = append(s.sites, Site{Name: "office", Routers: []netip.Addr{ip("172.16.1.1")}, NAT: []netip.Addr{ip("203.0.113.10")}})
+		allPairs(t, s)
+	}
+}
+
+// The network behind b does not know pods, whatever a peer has besides.
+func TestPacketsToAllowedLocationIPsAreMasqueradedWithinAPeersBroaderPrefix(t *testing.T) {
+	s := small(mesh.KindIPIP)
+	s.peers[0].AllowedIPs = append(s.peers[0].AllowedIPs, pfx("192.168.0.0/16"))
+	allPairs(t, s)
+}
+
+// The node d has the address of b, in another network, and advertises it: to c it
+// is no way to d, and what c sends to it is for b.
+func TestPrivateEndpointThatIsAnothersAddressIsSealed(t *testing.T) {
+	s := oneSite(mesh.GranularityFull)
+	d := s.nodes[0]
+	d.Name, d.Location, d.Key, d.PersistentKeepalive = "d", "three", publicKeys[secrets[3]], 25
+	d.PodCIDRs, d.Endpoint = []netip.Prefix{pfx("10.2.4.0/24")}, mesh.Endpoint{IP: ip("10.101.0.2"), Port: 51820}
+	s.nodes = append(s.nodes, d)
+	s.sites = append(s.sites, Site{Name: "three", Routers: []netip.Addr{ip("10.101.0.254")}, NAT: []netip.Addr{ip("203.0.113.3")}})
+	s.hosts["d"], s.secrets["d"] = behindRouter("d", "three", "three/0", "10.101.0.2/24", "10.101.0.254"), secrets[3]
+	s.hosts["d"].PodCIDRs = d.PodCIDRs
+	allPairs(t, s)
+}
+
+// A location for which the range has no WireGuard IP left knows the way to those of the others.
+func TestLocationWithoutAWireGuardIPAnswersTheOthers(t *testing.T) {
+	s := oneSite(mesh.GranularityFull)
+	s.cfg.WireGuardCIDRs = []netip.Prefix{pfx("10.4.0.0/31")} // for b alone, which talks from there
+	s.nodes[0].Endpoint = mesh.Endpoint{IP: ip("10.101.0.2"), Port: 51820}
+	allPairs(t, s)
+}

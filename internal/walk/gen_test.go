@@ -25,6 +25,8 @@ type scene struct {
 	cilium  bool // has its own tunnel link
 	// leads names, by site, a node that leads if it can, whatever the static judge says.
 	leads map[string]string
+	// nets are the numbers of the sites' private networks, which sites may share.
+	nets []int
 }
 
 const maxNodes, maxPeers = 8, 2
@@ -100,12 +102,13 @@ func generate(r source) *scene {
 			s.leads[n.Location] = n.Name
 		}
 	}
+	for i := range r.IntN(maxPeers + 1) {
+		s.addPeer(r, fam, i)
+	}
+	s.hazards(r, fam)
 	s.keepOwnNetworks()
 	if s.cfg.AddOn != mesh.AddOnNone {
 		s.addOn()
-	}
-	for i := range r.IntN(maxPeers + 1) {
-		s.addPeer(r, fam, i)
 	}
 	return s
 }
@@ -114,14 +117,18 @@ func generate(r source) *scene {
 // of other locations are in: nobody means to reach the own network through others.
 func (s *scene) keepOwnNetworks() {
 	for at, site := range s.sites {
-		own := netip.PrefixFrom(addr4(10, 100+at, 0, 0), 16)
+		if at >= len(s.nets) {
+			break // the home of a peer
+		}
+		own := netip.PrefixFrom(addr4(10, 100+s.nets[at], 0, 0), 16)
 		apart := slices.ContainsFunc(s.nodes, func(n mesh.Node) bool { return n.Location == site.Name && len(n.InternalIPs) == 0 })
-		if s.cfg.Granularity == mesh.GranularityLocation && !apart {
+		shared := len(slices.DeleteFunc(slices.Clone(s.nets), func(n int) bool { return n != s.nets[at] })) > 1
+		if s.cfg.Granularity == mesh.GranularityLocation && !apart && !shared {
 			continue
 		}
 		for i := range s.nodes {
 			n := &s.nodes[i]
-			n.AllowedLocationIPs = slices.DeleteFunc(slices.Clone(n.AllowedLocationIPs), own.Overlaps)
+			n.AllowedLocationIPs = slices.DeleteFunc(slices.Clone(n.AllowedLocationIPs), func(a netip.Prefix) bool { return own.Contains(a.Addr()) })
 		}
 	}
 }
@@ -135,6 +142,9 @@ func (s *scene) config(r source, fam families) {
 	c.ManageLocal, c.ManageCNI = true, chance(r, 70)
 	c.WireGuardDev, c.TunnelDev, c.VXLANDev = "kilo0", "tunl0", "kilo-vxlan"
 	c.WireGuardCIDRs = fam.of(p(addr4(10, 4, 0, 0), 16), p(addr6(0xfd00, 4, 0, 0), 64))
+	if chance(r, 5) { // enough for three locations
+		c.WireGuardCIDRs = fam.of(p(addr4(10, 4, 0, 0), 30), p(addr6(0xfd00, 4, 0, 0), 126))
+	}
 	if chance(r, 50) {
 		c.ServiceCIDRs = fam.of(p(addr4(10, 43, 0, 0), 16), p(addr6(0xfd43, 0, 0, 0), 112))
 	}
@@ -154,15 +164,20 @@ func (s *scene) config(r source, fam families) {
 }
 
 func (s *scene) addSite(r source, i int) {
+	net := i
+	if i > 0 && chance(r, 12) {
+		net = s.nets[r.IntN(i)]
+	}
+	s.nets = append(s.nets, net)
 	site := Site{
 		Name:     fmt.Sprintf("site%d", i),
 		NAT:      []netip.Addr{addr4(203, 0, 113, 200+i), addr6(0x2001, 0xdb8, 0xff, i+1)},
 		Forward:  map[netip.AddrPort]netip.AddrPort{},
-		Networks: []netip.Prefix{p(addr4(192, 168, i, 0), 24), p(addr4(10, 100+i, 200, 0), 24), p(addr6(0xfd99, i, 0, 0), 64)},
+		Networks: []netip.Prefix{p(addr4(192, 168, i, 0), 24), p(addr4(10, 100+net, 200, 0), 24), p(addr6(0xfd99, i, 0, 0), 64)},
 		Strict:   s.cfg.Encapsulation == mesh.EncapsulateAlways && chance(r, 50),
 	}
 	for subnet := range 2 {
-		site.Routers = append(site.Routers, addr4(10, 100+i, subnet, 254), addr6(0xfd80+i, subnet, 0, 0xfe))
+		site.Routers = append(site.Routers, addr4(10, 100+net, subnet, 254), addr6(0xfd80+net, subnet, 0, 0xfe))
 	}
 	site.Routers = append(site.Routers, addr4(198, 51, 100, 16*i+14), addr6(0x2001, 0xdb8, i+1, 0xfe))
 	s.sites = append(s.sites, site)

@@ -19,7 +19,18 @@ func (s *scene) addNode(r source, fam families, i, at int) {
 	if s.cfg.Encapsulation != mesh.EncapsulateNever {
 		subnet = r.IntN(2)
 	}
-	private := fam.of(p(addr4(10, 100+at, subnet, i+1), 24), p(addr6(0xfd80+at, subnet, 0, i+1), 64))
+	net, number := s.nets[at], i+1
+	if net != at && chance(r, 50) { // that of a node of the other site with this network, perhaps
+		number = 1 + r.IntN(i+1)
+	}
+	private := privateAddrs(fam, net, subnet, number)
+	taken := func(n mesh.Node) bool {
+		return n.Location == site.Name && s.hosts[n.Name].Links[0].Addrs[0] == private[0]
+	}
+	for slices.ContainsFunc(s.nodes, taken) {
+		number++
+		private = privateAddrs(fam, net, subnet, number)
+	}
 	n := mesh.Node{Name: name, Location: site.Name, WantsLead: chance(r, 20), Key: publicKeys[secrets[i]], ListenPort: pick(r, uint16(51820), 51821)}
 	n.PodCIDRs = fam.of(p(addr4(10, 2, i+1, 0), 24), p(addr6(0xfd10, i+1, 0, 0), 64))
 	if chance(r, 90) {
@@ -27,13 +38,13 @@ func (s *scene) addNode(r source, fam families, i, at int) {
 	}
 	h := &Host{Name: name, Site: site.Name, PodCIDRs: n.PodCIDRs}
 	h.Links = []Link{{Name: "eth0", Segment: fmt.Sprintf("%s/%d", site.Name, subnet), Addrs: private}}
-	gateways := fam.of(p(addr4(10, 100+at, subnet, 254), 0), p(addr6(0xfd80+at, subnet, 0, 0xfe), 0))
+	gateways := fam.of(p(addr4(10, 100+net, subnet, 254), 0), p(addr6(0xfd80+net, subnet, 0, 0xfe), 0))
 	s.addEndpoint(r, fam, &n, h, i, at, private, gateways)
-	for j, g := range fam.of(p(addr4(10, 100+at, 0, 0), 16), p(addr6(0xfd80+at, 0, 0, 0), 16)) {
+	for j, g := range fam.of(p(addr4(10, 100+net, 0, 0), 16), p(addr6(0xfd80+net, 0, 0, 0), 16)) {
 		h.Routes = append(h.Routes, Route{Dst: g, Via: gateways[j].Addr(), Dev: "eth0"})
 	}
 	if chance(r, 25) {
-		n.AllowedLocationIPs = pick(r, fam.of(site.Networks[0], site.Networks[2]), site.Networks[1:2], fam.of(p(addr4(10, 100+at, 0, 0), 16), site.Networks[2]))
+		n.AllowedLocationIPs = pick(r, fam.of(site.Networks[0], site.Networks[2]), site.Networks[1:2], fam.of(p(addr4(10, 100+net, 0, 0), 16), site.Networks[2]))
 		n.AllowedLocationIPs = slices.DeleteFunc(slices.Clone(n.AllowedLocationIPs), func(a netip.Prefix) bool { return a.Addr().Is4() && !fam.v4 })
 	}
 	if chance(r, 20) {
@@ -41,6 +52,11 @@ func (s *scene) addNode(r source, fam families, i, at int) {
 	}
 	s.nodes = append(s.nodes, n)
 	s.hosts[name], s.secrets[name] = h, secrets[i]
+}
+
+// privateAddrs are those of a number in a subnet of a site's network.
+func privateAddrs(fam families, net, subnet, number int) []netip.Prefix {
+	return fam.of(p(addr4(10, 100+net, subnet, number), 24), p(addr6(0xfd80+net, subnet, 0, number), 64))
 }
 
 // addEndpoint draws how others reach the node: a public address of its own, a

@@ -13,7 +13,7 @@ const PeerDev = "wg0"
 
 // PeerState returns what a VPN peer's kernel has after it was configured for the
 // mesh: every location's leader is a peer, with all that the location owns as
-// its allowed IPs, and a route for each, but for addresses that are endpoints.
+// its allowed IPs, and a route for each, for all but WireGuard's own packets.
 func PeerState(t *mesh.Topology, p mesh.Peer, secret mesh.SecretKey, port uint16) mesh.State {
 	s := mesh.State{
 		Links:  []mesh.Link{{Name: PeerDev, Kind: mesh.KindWireGuard, MTU: 1420, Up: true}},
@@ -22,11 +22,8 @@ func PeerState(t *mesh.Topology, p mesh.Peer, secret mesh.SecretKey, port uint16
 	for _, a := range PeerAddrs(p) {
 		s.Addrs = append(s.Addrs, mesh.Addr{Dev: PeerDev, Prefix: netip.PrefixFrom(a, a.BitLen())})
 	}
-	endpoints := map[netip.Addr]bool{}
-	for i := range t.Locations {
-		if ap := endpointFor(t.Locations[i].Lead()); ap.IsValid() {
-			endpoints[ap.Addr()] = true
-		}
+	for _, all := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		s.Rules = append(s.Rules, mesh.SealingRules(netip.PrefixFrom(all, 0), port)...)
 	}
 	for i := range t.Locations {
 		l := &t.Locations[i]
@@ -36,9 +33,7 @@ func PeerState(t *mesh.Topology, p mesh.Peer, secret mesh.SecretKey, port uint16
 			AllowedIPs: l.Owned(),
 		})
 		for _, dst := range l.Owned() {
-			for part := range without(dst, endpoints) {
-				s.Routes = append(s.Routes, mesh.Route{Dst: part, Dev: PeerDev, Table: mesh.TableMain})
-			}
+			s.Routes = append(s.Routes, mesh.Route{Dst: dst, Dev: PeerDev, Table: mesh.TableSealed})
 		}
 	}
 	s.Sort()
@@ -54,10 +49,14 @@ func endpointFor(lead *mesh.Node) netip.AddrPort {
 	return ap
 }
 
-// PeerAddrs returns the addresses that a VPN peer gives its link: the first of each allowed IP.
+// PeerAddrs returns the addresses that a VPN peer gives its link: the first of
+// each allowed IP, but for those broader than a /24 or /64, which are networks behind it.
 func PeerAddrs(p mesh.Peer) []netip.Addr {
 	var out []netip.Addr
 	for _, ip := range p.AllowedIPs {
+		if ip.Bits() < 24 || ip.Addr().Is6() && ip.Bits() < 64 {
+			continue
+		}
 		a := ip.Addr()
 		if !ip.IsSingleIP() {
 			a = a.Next()
@@ -65,27 +64,4 @@ func PeerAddrs(p mesh.Peer) []netip.Addr {
 		out = append(out, a)
 	}
 	return out
-}
-
-// without yields the parts of dst in which none of the addresses are.
-func without(dst netip.Prefix, addrs map[netip.Addr]bool) func(yield func(netip.Prefix) bool) {
-	return func(yield func(netip.Prefix) bool) { cut(dst, addrs, yield) }
-}
-
-func cut(dst netip.Prefix, addrs map[netip.Addr]bool, yield func(netip.Prefix) bool) bool {
-	holds := false
-	for a := range addrs {
-		holds = holds || dst.Contains(a)
-	}
-	if !holds {
-		return yield(dst)
-	}
-	if dst.IsSingleIP() {
-		return true
-	}
-	bits := dst.Bits()
-	b := dst.Addr().AsSlice()
-	b[bits/8] |= 0x80 >> (bits % 8)
-	upper, _ := netip.AddrFromSlice(b)
-	return cut(netip.PrefixFrom(dst.Addr(), bits+1), addrs, yield) && cut(netip.PrefixFrom(upper, bits+1), addrs, yield)
 }

@@ -104,16 +104,33 @@ func (s *scene) compute() (*computed, error) {
 		}
 	}
 	c.topology, c.problems = mesh.Compute(s.cfg, s.nodes, s.peers, leaders)
+	if err := c.states(nil); err != nil {
+		return nil, err
+	}
+	w, err := c.world()
+	if err != nil {
+		return nil, err
+	}
+	return c, c.states(w.heard())
+}
+
+// states fills in the hosts, whose WireGuard devices heard from their peers as told.
+func (c *computed) states(heard map[string]map[mesh.PublicKey]netip.Addr) error {
+	s := c.scene
+	c.hosts = c.hosts[:0]
+	lost := lost(c.topology.Locations)
 	for i := range c.topology.Locations {
 		l := &c.topology.Locations[i]
 		for _, n := range l.Nodes {
 			h := *s.hosts[n.Name]
-			state, problems, err := c.topology.State(n.Name, s.secrets[n.Name], s.facts(&h))
+			facts := s.facts(&h)
+			facts.PeerAddrs = heard[n.Name]
+			state, problems, err := c.topology.State(n.Name, s.secrets[n.Name], facts)
 			if err != nil {
-				return nil, err
+				return err
 			}
 			c.problems = append(c.problems, problems...)
-			h.State, h.Node, h.Location, h.Gate = state, n, l.Site(), l.Lead().Name
+			h.State, h.Node, h.Location, h.Gate, h.Lost = state, n, l.Site(), l.Lead().Name, lost[n.Name]
 			if n == l.Lead() {
 				h.Reached = l.AllowedLocationIPs()
 			}
@@ -127,7 +144,31 @@ func (s *scene) compute() (*computed, error) {
 		h.Peer, h.Location, h.Gate = q, h.Name, h.Name
 		c.hosts = append(c.hosts, h)
 	}
-	return c, nil
+	return nil
+}
+
+// heard returns where each host's device sends to its peers after all that can
+// reach it have spoken: where they come from, else their endpoints.
+func (w *World) heard() map[string]map[mesh.PublicKey]netip.Addr {
+	out := make(map[string]map[mesh.PublicKey]netip.Addr, len(w.hosts))
+	for i := range w.hosts {
+		h := &w.hosts[i]
+		addrs := make(map[mesh.PublicKey]netip.Addr, len(h.peers))
+		for _, peer := range h.State.Device.Peers {
+			to := w.byKey[peer.Key]
+			if to == nil {
+				continue
+			}
+			w.w.reset(Packet{})
+			if w.w.open(to, h, packet{}) == nil {
+				addrs[peer.Key] = to.tunnels[h.id].observed
+			} else if peer.Endpoint.IsValid() {
+				addrs[peer.Key] = peer.Endpoint.Addr()
+			}
+		}
+		out[h.Name] = addrs
+	}
+	return out
 }
 
 func (c *computed) world() (*World, error) {

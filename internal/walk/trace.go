@@ -163,7 +163,6 @@ const (
 	CauseOverlay      Cause = "the other pod network does not know the gateway or cannot reach it"
 
 	CauseMisdelivered Cause = "somebody else got it"
-	CauseReply        Cause = "the answer does not match the packet"
 	CauseClear        Cause = "it went unencrypted between locations"
 	CauseNotSealed    Cause = "it never went through WireGuard"
 	CauseSource       Cause = "it arrived with the wrong source"

@@ -52,11 +52,16 @@ func (w *walker) seal(h *host, l *link, p packet) (arrival, *Death) {
 
 // session reports why sealed packets do not get from h to another host, nil if they do.
 func (w *walker) session(h, to *host, p packet) *Death {
-	open := w.open(h, to, p)
-	if open == nil {
+	open, comes := w.open(h, to, p), w.open(to, h, p)
+	switch {
+	case open == nil && comes == nil: // the kernel sends to where it heard the other from last
+		if d := w.answer(h, to); d != nil {
+			return w.outerDied(h, d, p)
+		}
 		return nil
-	}
-	if w.open(to, h, p) != nil {
+	case open == nil:
+		return nil
+	case comes != nil:
 		return w.outerDied(h, open, p)
 	}
 	// The other can come to us. It does so if it sends keepalives, or has just spoken.
@@ -125,7 +130,7 @@ func (w *walker) answer(h, to *host) *Death {
 	if !t.answered {
 		t.answered = true
 		out := packet{dst: to.tunnels[h.id].observed, sealed: true}
-		r := h.route(netip.Addr{}, out.dst, loopback)
+		r := h.route(out, loopback)
 		switch {
 		case r == nil:
 			t.answers = w.die(h.Name, CauseNoRoute, out)
@@ -140,7 +145,7 @@ func (w *walker) answer(h, to *host) *Death {
 
 // outer walks a tunnel's own packet until a host gets it.
 func (w *walker) outer(h *host, dev int, p packet) (arrival, *Death) {
-	if r := h.route(p.src, p.dst, loopback); r != nil && r.link == dev {
+	if r := h.route(p, loopback); r != nil && r.link == dev {
 		w.step(Step{Host: h.Name, What: "route the outer packet", Dev: r.dev, Addr: r.via, Src: p.src, Dst: p.dst})
 		return arrival{}, w.die(h.Name, CauseTunnelLoop, p)
 	}

@@ -140,11 +140,8 @@ func (w *walker) ping(p Packet) *Death {
 	} else if b, d = w.leave(a.host, back); d != nil {
 		return d
 	}
-	if b.host == nil || b.host.Name != p.From {
+	if b.host == nil || b.host.Name != p.From || b.p.dst != w.trace.Sent || b.p.src != p.Dst {
 		return w.die(placeOf(b).String(), CauseMisdelivered, b.p)
-	}
-	if b.p.dst != w.trace.Sent || b.p.src != p.Dst {
-		return w.die(b.host.Name, CauseReply, b.p)
 	}
 	return nil
 }
@@ -159,7 +156,7 @@ func (w *walker) output(h *host, p packet) (arrival, *Death) {
 		w.sentOuter(p)
 		return arrival{host: h, p: p, final: true}, nil
 	}
-	r := h.route(p.src, p.dst, loopback)
+	r := h.route(p, loopback)
 	if r == nil {
 		return arrival{}, w.die(h.Name, CauseNoRoute, p)
 	}
@@ -200,7 +197,7 @@ func (w *walker) run(a arrival) (arrival, *Death) {
 		if _, ok := h.local[a.p.dst]; ok {
 			return arrival{host: h, site: h.site, iif: a.iif, p: a.p, final: true}, nil
 		}
-		r := h.route(a.p.src, a.p.dst, a.iif)
+		r := h.route(a.p, a.iif)
 		if r == nil {
 			return arrival{}, w.die(h.Name, CauseNoRoute, a.p)
 		}

@@ -37,6 +37,8 @@ type Host struct {
 	PodCIDRs []netip.Prefix
 	// Reached are the allowed location IPs that others reach through the host.
 	Reached []netip.Prefix
+	// Lost are PodCIDRs and addresses of the host that in the mesh are another's.
+	Lost []netip.Prefix
 	// Node or Peer says what the mesh knows of the host; expectations come from it.
 	Node *mesh.Node
 	Peer *mesh.Peer
@@ -150,7 +152,7 @@ type host struct {
 	links      []link
 	local      map[netip.Addr]int
 	routes     []route
-	tables     [3]table
+	tables     [4]table
 	rules      [2][]rule
 	allowed    table
 	peers      []mesh.PublicKey
