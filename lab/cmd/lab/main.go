@@ -75,7 +75,7 @@ $KILOLAB_BIN, then beside lab itself, then in bin/ of the checkout.`,
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newUp(), newDown(), newList(), newMatrix(), newExec(), newKubectl(), newDemo(), newAPIServer())
+	root.AddCommand(newUp(), newDown(), newList(), newMatrix(), newExec(), newKubectl(), newDemo(), newAPIServer(), newVM())
 	return root
 }
 

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vm
+
+import (
+	"debug/elf"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cavaliergopher/cpio"
+)
+
+// image is the file system of a machine: the files of this machine to put into
+// it, and some others, by their absolute paths.
+type image struct {
+	dirs     map[string]bool
+	files    map[string]string // path in the machine to path here
+	contents map[string][]byte
+}
+
+func newImage() *image {
+	return &image{dirs: map[string]bool{}, files: map[string]string{}, contents: map[string][]byte{}}
+}
+
+// addDir adds a directory and those above it.
+func (m *image) addDir(path string) {
+	for ; path != "/" && !m.dirs[path]; path = filepath.Dir(path) {
+		m.dirs[path] = true
+	}
+}
+
+// addFile adds a file of this machine.
+func (m *image) addFile(path, source string) {
+	m.addDir(filepath.Dir(path))
+	m.files[path] = source
+}
+
+// add adds what a user names: a program to be found in $PATH, a file, or a
+// directory with all that is below it. Programs come with their libraries. It
+// returns the absolute path.
+func (m *image) add(name string) (string, error) {
+	path := name
+	if !strings.Contains(name, "/") {
+		var err error
+		if path, err = exec.LookPath(name); err != nil {
+			return "", err
+		}
+	}
+	root, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	// Below a link to a directory, too; and by the name that it was given.
+	real, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		return "", err
+	}
+	return root, filepath.WalkDir(real, func(source string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		path := root + strings.TrimPrefix(source, real)
+		switch {
+		case d.IsDir():
+			m.addDir(path)
+		case d.Type().IsRegular():
+			m.addFile(path, source)
+			return m.addLibraries(source)
+		default:
+			return fmt.Errorf("%s: neither a directory nor a regular file", source)
+		}
+		return nil
+	})
+}
+
+// libraryDirs are where Debian's dynamic linker looks.
+var libraryDirs = []string{"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib", "/usr/lib"}
+
+// addLibraries adds the dynamic linker and the libraries of a program or
+// library, if the file is one.
+func (m *image) addLibraries(file string) error {
+	f, err := elf.Open(file)
+	if _, ok := errors.AsType[*elf.FormatError](err); ok || errors.Is(err, io.EOF) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	names, err := f.ImportedLibraries()
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	paths := make([]string, 0, len(names)+1)
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			linker, err := io.ReadAll(p.Open())
+			if err != nil {
+				return fmt.Errorf("%s: %w", file, err)
+			}
+			paths = append(paths, strings.TrimRight(string(linker), "\x00"))
+		}
+	}
+	for _, name := range names {
+		i := slices.IndexFunc(libraryDirs, func(dir string) bool {
+			_, err := os.Stat(filepath.Join(dir, name))
+			return err == nil
+		})
+		if i < 0 {
+			return fmt.Errorf("%s: library %s not found in %s", file, name, strings.Join(libraryDirs, ", "))
+		}
+		paths = append(paths, filepath.Join(libraryDirs[i], name))
+	}
+	for _, path := range paths {
+		if _, ok := m.files[path]; ok {
+			continue
+		}
+		if _, err := m.add(path); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	return nil
+}
+
+// addJSON adds a file that holds v.
+func (m *image) addJSON(path string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	m.addDir(filepath.Dir(path))
+	m.contents[path] = b
+	return nil
+}
+
+// write writes the image as the kernel wants it: uncompressed, since it is
+// unpacked on a slow machine.
+func (m *image) write(w io.Writer) error {
+	c := cpio.NewWriter(w)
+	for _, path := range slices.Sorted(maps.Keys(m.dirs)) { // a directory before what is in it
+		if err := c.WriteHeader(&cpio.Header{Name: path[1:], Mode: cpio.TypeDir | 0o755}); err != nil {
+			return err
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(m.contents)) {
+		if err := writeFile(c, path, 0o644, int64(len(m.contents[path])), strings.NewReader(string(m.contents[path]))); err != nil {
+			return err
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(m.files)) {
+		if err := copyFile(c, path, m.files[path]); err != nil {
+			return err
+		}
+	}
+	return c.Close()
+}
+
+func copyFile(c *cpio.Writer, path, source string) error {
+	f, err := os.Open(source)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	return writeFile(c, path, info.Mode().Perm(), info.Size(), f)
+}
+
+func writeFile(c *cpio.Writer, path string, mode fs.FileMode, size int64, content io.Reader) error {
+	if err := c.WriteHeader(&cpio.Header{Name: path[1:], Mode: cpio.TypeReg | cpio.FileMode(mode), Size: size}); err != nil {
+		return err
+	}
+	if _, err := io.CopyN(c, content, size); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
