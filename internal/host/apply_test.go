@@ -35,12 +35,14 @@ func ofFamilyOnly(s mesh.State, v6 bool) mesh.State {
 	return s
 }
 
-func TestApplySingleFamilies(t *testing.T) {
+func TestApplySingleFamilies(t *testing.T) { eachDevice(t, testApplySingleFamilies) }
+
+func testApplySingleFamilies(t *testing.T, makeDevice func(*testing.T)) {
 	for name, v6 := range map[string]bool{"IPv4": false, "IPv6": true} {
 		t.Run(name, func(t *testing.T) {
 			nettest.New(t)
 			uplink(t)
-			startWireGuard(t)
+			makeDevice(t)
 			h := newHost(t)
 			s := ofFamilyOnly(fullState(), v6)
 			mustApply(t, h, s)
@@ -56,10 +58,12 @@ func TestApplySingleFamilies(t *testing.T) {
 	}
 }
 
-func TestApplyShrinks(t *testing.T) {
+func TestApplyShrinks(t *testing.T) { eachDevice(t, testApplyShrinks) }
+
+func testApplyShrinks(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)
 	uplink(t)
-	startWireGuard(t)
+	makeDevice(t)
 	mustApply(t, newHost(t), fullState())
 
 	s := fullState()
@@ -74,11 +78,13 @@ func TestApplyShrinks(t *testing.T) {
 	mustBeQuiet(t, h, s)
 }
 
-func TestCleanUpLeavesTheNamespaceAsFound(t *testing.T) {
+func TestCleanUpLeavesTheNamespaceAsFound(t *testing.T) { eachDevice(t, testCleanUpLeavesTheNamespaceAsFound) }
+
+func testCleanUpLeavesTheNamespaceAsFound(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)
 	uplink(t)
 	addForeign(t)
-	startWireGuard(t)
+	makeDevice(t)
 	before := nettest.World(t)
 	for _, deleteLink := range []bool{false, true} {
 		mustApply(t, newHost(t), fullStateOfMTU(1420))
@@ -266,10 +272,12 @@ func TestForeignRouteToTheSameDestinationStays(t *testing.T) {
 	}
 }
 
-func TestOneBadRouteDoesNotStopTheRest(t *testing.T) {
+func TestOneBadRouteDoesNotStopTheRest(t *testing.T) { eachDevice(t, testOneBadRouteDoesNotStopTheRest) }
+
+func testOneBadRouteDoesNotStopTheRest(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)
 	uplink(t)
-	startWireGuard(t)
+	makeDevice(t)
 	h := newHost(t)
 	good := fullState()
 	s := fullState()
@@ -295,10 +303,12 @@ func TestOneBadRouteDoesNotStopTheRest(t *testing.T) {
 	}
 }
 
-func TestChangedAddressInTheSameSubnet(t *testing.T) {
+func TestChangedAddressInTheSameSubnet(t *testing.T) { eachDevice(t, testChangedAddressInTheSameSubnet) }
+
+func testChangedAddressInTheSameSubnet(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)
 	uplink(t)
-	startWireGuard(t)
+	makeDevice(t)
 	h := newHost(t)
 	s := fullState()
 	for i := range s.Routes {
@@ -322,10 +332,12 @@ func TestChangedAddressInTheSameSubnet(t *testing.T) {
 	mustBeQuiet(t, h, s)
 }
 
-func TestLeaderStepsDownAndUp(t *testing.T) {
+func TestLeaderStepsDownAndUp(t *testing.T) { eachDevice(t, testLeaderStepsDownAndUp) }
+
+func testLeaderStepsDownAndUp(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)
 	uplink(t)
-	startWireGuard(t)
+	makeDevice(t)
 	h := newHost(t)
 	mustApply(t, h, fullState())
 	s := fullState()
@@ -343,10 +355,12 @@ func TestLeaderStepsDownAndUp(t *testing.T) {
 	checkState(t, h, fullState())
 }
 
-func TestAddressesStayOnALinkThatIsDown(t *testing.T) {
+func TestAddressesStayOnALinkThatIsDown(t *testing.T) { eachDevice(t, testAddressesStayOnALinkThatIsDown) }
+
+func testAddressesStayOnALinkThatIsDown(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)
 	uplink(t)
-	startWireGuard(t)
+	makeDevice(t)
 	h := newHost(t)
 	mustApply(t, h, fullState())
 	s := fullState()

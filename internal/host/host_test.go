@@ -85,6 +85,19 @@ func startWireGuard(t *testing.T) *nettest.Process {
 	return p
 }
 
+// eachDevice runs a test over both kinds of WireGuard device. makeDevice makes
+// one, kilo0, in the current namespace.
+func eachDevice(t *testing.T, test func(t *testing.T, makeDevice func(*testing.T))) {
+	t.Helper()
+	t.Run("userspace", func(t *testing.T) { test(t, func(t *testing.T) { startWireGuard(t) }) })
+	t.Run("kernel", func(t *testing.T) {
+		requireLinkKind(t, mesh.KindWireGuard)
+		test(t, func(t *testing.T) {
+			must(t, netlink.LinkAdd(nettest.Must(linkSpec(mesh.Link{Name: "kilo0", Kind: mesh.KindWireGuard, MTU: 1420}))(t)))
+		})
+	})
+}
+
 // mustApply applies and expects no error.
 func mustApply(t *testing.T, h *Host, s mesh.State) []Change {
 	t.Helper()
@@ -172,10 +185,12 @@ func lines(world, word string) []string {
 	return slices.DeleteFunc(strings.Split(world, "\n"), func(l string) bool { return !strings.Contains(l, word) })
 }
 
-func TestApplyConvergesIsIdempotentAndSurvivesRestart(t *testing.T) {
+func TestApplyConvergesIsIdempotentAndSurvivesRestart(t *testing.T) { eachDevice(t, testApplyConvergesIsIdempotentAndSurvivesRestart) }
+
+func testApplyConvergesIsIdempotentAndSurvivesRestart(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)
 	uplink(t)
-	startWireGuard(t)
+	makeDevice(t)
 	foreign := addForeign(t)
 	addGarbage(t)
 	before := foreignLines(t)

@@ -37,10 +37,12 @@ func bigState(n int) mesh.State {
 	return s
 }
 
-func TestOneChangeInALargeMeshIsAFewWrites(t *testing.T) {
+func TestOneChangeInALargeMeshIsAFewWrites(t *testing.T) { eachDevice(t, testOneChangeInALargeMeshIsAFewWrites) }
+
+func testOneChangeInALargeMeshIsAFewWrites(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)
 	uplink(t)
-	startWireGuard(t)
+	makeDevice(t)
 	h := newHost(t)
 	const n = 500
 	start := time.Now()

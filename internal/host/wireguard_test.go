@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kilomesh/kilo/internal/mesh"
@@ -37,15 +38,14 @@ func pairState(self, other byte) mesh.State {
 	}
 }
 
-// pair makes two namespaces with a node each that can reach each other. With
-// a userspace device, prepare makes it; without, the Host makes the kernel's.
-func pair(t *testing.T, prepare func()) (ns [3]*nettest.NS, hosts [3]*Host) {
+// pair makes two namespaces with a node each that can reach each other.
+func pair(t *testing.T, makeDevice func(*testing.T)) (ns [3]*nettest.NS, hosts [3]*Host) {
 	t.Helper()
 	ns[1], ns[2] = nettest.Make(t), nettest.Make(t)
 	nettest.Veth(t, ns[1], "eth0", "192.0.2.1/24", ns[2], "eth0", "192.0.2.2/24")
 	for self := byte(1); self <= 2; self++ {
 		ns[self].Do(t, func() {
-			prepare()
+			makeDevice(t)
 			hosts[self] = newHost(t)
 			mustApply(t, hosts[self], pairState(self, 3-self))
 		})
@@ -81,8 +81,10 @@ func mustReach(t *testing.T, from, to *nettest.NS, addr string) {
 	})
 }
 
-func TestPacketsPassBetweenTwoAppliedStates(t *testing.T) {
-	ns, hosts := pair(t, func() { startWireGuard(t) })
+func TestPacketsPassBetweenTwoAppliedStates(t *testing.T) { eachDevice(t, testPacketsPassBetweenTwoAppliedStates) }
+
+func testPacketsPassBetweenTwoAppliedStates(t *testing.T, makeDevice func(*testing.T)) {
+	ns, hosts := pair(t, makeDevice)
 	mustReach(t, ns[1], ns[2], "10.4.0.2")
 	mustReach(t, ns[2], ns[1], "fd10:4::1")
 	mustReach(t, ns[1], ns[2], "10.2.2.1")
@@ -98,8 +100,10 @@ func TestPacketsPassBetweenTwoAppliedStates(t *testing.T) {
 	})
 }
 
-func TestRoamingPeerIsFollowed(t *testing.T) {
-	ns, hosts := pair(t, func() { startWireGuard(t) })
+func TestRoamingPeerIsFollowed(t *testing.T) { eachDevice(t, testRoamingPeerIsFollowed) }
+
+func testRoamingPeerIsFollowed(t *testing.T, makeDevice func(*testing.T)) {
+	ns, hosts := pair(t, makeDevice)
 	mustReach(t, ns[1], ns[2], "10.4.0.2")
 	// Node 2 gets another address and port, and speaks.
 	s := pairState(2, 1)
@@ -139,7 +143,7 @@ func TestDeviceIsConfiguredAnewAfterItsProcessRestarted(t *testing.T) {
 	nettest.New(t)
 	uplink(t)
 	p := startWireGuard(t)
-	h := newHost(t)
+	h := newHost(t, func(c *Config) { c.WireGuardMode = WireGuardUserspace })
 	mustApply(t, h, fullState())
 	p.Signal(t, os.Kill)
 	_ = p.Wait()
@@ -150,6 +154,18 @@ func TestDeviceIsConfiguredAnewAfterItsProcessRestarted(t *testing.T) {
 	mustApply(t, h, fullState())
 	checkState(t, h, fullState())
 	mustBeQuiet(t, h, fullState())
+}
+
+func TestDeviceIsMadeAnewAfterItWasDeleted(t *testing.T) {
+	requireLinkKind(t, mesh.KindWireGuard)
+	uplink(t)
+	h := newHost(t)
+	for range 2 {
+		mustApply(t, h, fullState())
+		checkState(t, h, fullState())
+		mustBeQuiet(t, h, fullState())
+		must(t, netlink.LinkDel(nettest.Must(netlink.LinkByName("kilo0"))(t)))
+	}
 }
 
 // fakeWG refuses one peer.
@@ -169,10 +185,12 @@ func (f fakeWG) ConfigureDevice(name string, cfg wgtypes.Config) error {
 	return f.wgClient.ConfigureDevice(name, cfg)
 }
 
-func TestOneBadPeerDoesNotStopTheOthers(t *testing.T) {
+func TestOneBadPeerDoesNotStopTheOthers(t *testing.T) { eachDevice(t, testOneBadPeerDoesNotStopTheOthers) }
+
+func testOneBadPeerDoesNotStopTheOthers(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)
 	uplink(t)
-	startWireGuard(t)
+	makeDevice(t)
 	h := newHost(t)
 	real := h.wg
 	h.wg = fakeWG{real, wgtypes.Key(public(2))}
@@ -191,10 +209,12 @@ func TestOneBadPeerDoesNotStopTheOthers(t *testing.T) {
 	checkState(t, h, fullState())
 }
 
-func TestPortInUseIsExplainedAndStopsNothingElse(t *testing.T) {
+func TestPortInUseIsExplainedAndStopsNothingElse(t *testing.T) { eachDevice(t, testPortInUseIsExplainedAndStopsNothingElse) }
+
+func testPortInUseIsExplainedAndStopsNothingElse(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)
 	uplink(t)
-	startWireGuard(t)
+	makeDevice(t)
 	for _, network := range []string{"udp4", "udp6"} {
 		c := nettest.Must(net.ListenPacket(network, ":51821"))(t)
 		defer c.Close()
@@ -209,10 +229,12 @@ func TestPortInUseIsExplainedAndStopsNothingElse(t *testing.T) {
 	}
 }
 
-func TestManyPeersAreAFewWrites(t *testing.T) {
+func TestManyPeersAreAFewWrites(t *testing.T) { eachDevice(t, testManyPeersAreAFewWrites) }
+
+func testManyPeersAreAFewWrites(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)
 	uplink(t)
-	startWireGuard(t)
+	makeDevice(t)
 	h := newHost(t)
 	s := mesh.State{Links: fullState().Links, Device: mesh.Device{PrivateKey: secret(1), ListenPort: 51820}}
 	for i := range 300 {
@@ -239,7 +261,11 @@ func TestManyPeersAreAFewWrites(t *testing.T) {
 // Packets to the address from which a peer is heard go through the tunnel, and
 // those that carry it do not; nor does a strict reverse path filter drop these (ip-sysctl).
 func TestPacketsToWhereAPeerIsHeardFromAreSealed(t *testing.T) {
-	ns, hosts := pair(t, func() { startWireGuard(t) })
+	eachDevice(t, testPacketsToWhereAPeerIsHeardFromAreSealed)
+}
+
+func testPacketsToWhereAPeerIsHeardFromAreSealed(t *testing.T, makeDevice func(*testing.T)) {
+	ns, hosts := pair(t, makeDevice)
 	for self, other := range map[byte]byte{1: 2, 2: 1} {
 		s := pairState(self, other)
 		seen := netip.PrefixFrom(ip(fmt.Sprintf("192.0.2.%d", other)), 32)
