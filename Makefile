@@ -82,8 +82,20 @@ e2e: lab ## a real API server; the real binaries in the lab: joins, leaves, rest
 	bin/lab apiserver -- go test -count=1 -run API ./internal/kube
 	$(LAB) test -count=1 -timeout 30m ./e2e
 
+# Of Debian's packages, unpacked here.
+bin/vm: | bin/lab
+	bin/lab vm fetch
+
+# The machine is emulated and needs neither /dev/kvm nor root. Nothing may be skipped in it.
+.PHONY: vm-test
+vm-test: export CI = true
+vm-test: bin/lab | bin/vm ## tests of kernel WireGuard, IPIP and more, in a virtual machine with Debian's kernel
+	go test -count=1 -exec '$(CURDIR)/bin/lab vm run --with nft' ./internal/nettest ./internal/userwg ./internal/host
+	$(LAB) test -count=1 -exec '$(CURDIR)/bin/lab vm run' .
+	$(LAB) test -count=1 ./vm
+
 .PHONY: test
-test: lint unit race e2e ## all tests
+test: lint unit race vm-test e2e ## all tests
 
 .PHONY: soak
 soak: lab ## the e2e tests over and over: COUNT=10

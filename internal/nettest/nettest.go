@@ -47,23 +47,20 @@ func RequireRoot(t testing.TB) {
 // skipped test would go unnoticed, when CI is true, it fails it.
 func Skip(t testing.TB, reason string) {
 	t.Helper()
-	skip(t, reason, os.Getenv("CI") == "true" || inVM())
+	skip(t, reason, "CI")
 }
 
 // SkipKernel does the same for want of something in the kernel, which only that
-// of `make vm-test` must have.
+// of `make vm-test` must have: there KILO_VM is true.
 func SkipKernel(t testing.TB, reason string) {
 	t.Helper()
-	skip(t, reason, inVM())
+	skip(t, reason, "KILO_VM")
 }
 
-// inVM reports whether this is the machine of `make vm-test`, where every test runs.
-func inVM() bool { return os.Getenv("KILO_VM") == "true" }
-
-func skip(t testing.TB, reason string, mustRun bool) {
+func skip(t testing.TB, reason, env string) {
 	t.Helper()
 	text := "NOT TESTED: " + reason
-	if mustRun {
+	if os.Getenv(env) == "true" {
 		t.Fatal(text)
 	}
 	fmt.Fprintf(os.Stderr, "%s: %s\n", t.Name(), text)

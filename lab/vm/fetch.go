@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"strings"
 	"syscall"
+	"time"
 )
 
 const (
@@ -108,6 +109,8 @@ func (a apt) apt(ctx context.Context, program string, args ...string) (string, e
 		"-o", "Dir::Cache=" + a.work,
 		"-o", "Dir::Cache::archives=" + a.archives(),
 		"-o", "Debug::NoLocking=true", // of the system's own state, which is not written
+		"-o", "APT::Update::Error-Mode=any",
+		"-o", "Acquire::Retries=3",
 		"-o", "APT::Sandbox::User=root", // another user might not reach the directory
 	}
 	return a.run(ctx, program, append(options, args...)...)
@@ -118,11 +121,16 @@ func (a apt) run(ctx context.Context, program string, args ...string) (string, e
 	var out, all bytes.Buffer
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = a.archives()
+	cmd.WaitDelay = 5 * time.Second // for the programs that it started
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
 	cmd.Stdout = io.MultiWriter(&out, &all)
 	cmd.Stderr = &all
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Run(); err != nil {
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return "", context.Cause(ctx)
+	}
+	if err != nil {
 		return "", fmt.Errorf("%s %s: %w\n%s", program, args[len(args)-1], err, strings.TrimSpace(all.String()))
 	}
 	return out.String(), nil

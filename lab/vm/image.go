@@ -24,11 +24,12 @@ import (
 type image struct {
 	dirs     map[string]bool
 	files    map[string]string // path in the machine to path here
-	contents map[string][]byte
+	links    map[string]string // symbolic links and where they point
+	contents map[string]string
 }
 
 func newImage() *image {
-	return &image{dirs: map[string]bool{}, files: map[string]string{}, contents: map[string][]byte{}}
+	return &image{dirs: map[string]bool{}, files: map[string]string{}, links: map[string]string{}, contents: map[string]string{}}
 }
 
 // addDir adds a directory and those above it.
@@ -44,8 +45,8 @@ func (m *image) addFile(path, source string) {
 	m.files[path] = source
 }
 
-// add adds what a user names: a program to be found in $PATH, a file, or a
-// directory with all that is below it. Programs come with their libraries. It
+// add adds what a user names: a program to be found in $PATH if there is no
+// slash, else a file, or a directory with all that is below it. Programs come with their libraries. It
 // returns the absolute path.
 func (m *image) add(name string) (string, error) {
 	path := name
@@ -75,8 +76,11 @@ func (m *image) add(name string) (string, error) {
 		case d.Type().IsRegular():
 			m.addFile(path, source)
 			return m.addLibraries(source)
+		case d.Type() == fs.ModeSymlink:
+			m.links[path], err = os.Readlink(source)
+			return err
 		default:
-			return fmt.Errorf("%s: neither a directory nor a regular file", source)
+			return fmt.Errorf("%s: neither a directory, a regular file nor a symbolic link", source)
 		}
 		return nil
 	})
@@ -95,7 +99,7 @@ func (m *image) addLibraries(file string) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer discard(f)
 	names, err := f.ImportedLibraries()
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
@@ -138,7 +142,7 @@ func (m *image) addJSON(path string, v any) error {
 		return err
 	}
 	m.addDir(filepath.Dir(path))
-	m.contents[path] = b
+	m.contents[path] = string(b)
 	return nil
 }
 
@@ -151,8 +155,13 @@ func (m *image) write(w io.Writer) error {
 			return err
 		}
 	}
+	for _, path := range slices.Sorted(maps.Keys(m.links)) {
+		if err := writeFile(c, path, cpio.TypeSymlink|0o777, int64(len(m.links[path])), strings.NewReader(m.links[path])); err != nil {
+			return err
+		}
+	}
 	for _, path := range slices.Sorted(maps.Keys(m.contents)) {
-		if err := writeFile(c, path, 0o644, int64(len(m.contents[path])), strings.NewReader(string(m.contents[path]))); err != nil {
+		if err := writeFile(c, path, cpio.TypeReg|0o644, int64(len(m.contents[path])), strings.NewReader(m.contents[path])); err != nil {
 			return err
 		}
 	}
@@ -169,16 +178,16 @@ func copyFile(c *cpio.Writer, path, source string) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer discard(f)
 	info, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	return writeFile(c, path, info.Mode().Perm(), info.Size(), f)
+	return writeFile(c, path, cpio.TypeReg|cpio.FileMode(info.Mode().Perm()), info.Size(), f)
 }
 
-func writeFile(c *cpio.Writer, path string, mode fs.FileMode, size int64, content io.Reader) error {
-	if err := c.WriteHeader(&cpio.Header{Name: path[1:], Mode: cpio.TypeReg | cpio.FileMode(mode), Size: size}); err != nil {
+func writeFile(c *cpio.Writer, path string, mode cpio.FileMode, size int64, content io.Reader) error {
+	if err := c.WriteHeader(&cpio.Header{Name: path[1:], Mode: mode, Size: size}); err != nil {
 		return err
 	}
 	if _, err := io.CopyN(c, content, size); err != nil {

@@ -47,7 +47,7 @@ func Init() error {
 
 // prepare makes the machine what a program expects.
 func prepare() error {
-	for _, dir := range []string{"/proc", "/sys", "/dev", "/tmp", "/run", "/var"} {
+	for _, dir := range []string{"/proc", "/sys", "/dev", "/etc", "/opt", "/run", "/tmp", "/var"} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}

@@ -17,7 +17,7 @@ import (
 var modules = []string{
 	"virtio_pci", "virtio_console",
 	"wireguard", "ipip", "ip6_tunnel", "vxlan", "tun",
-	"bridge", "br_netfilter", "veth", "dummy", "vrf", "sch_netem", "sch_tbf",
+	"bridge", "br_netfilter", "veth", "dummy", "vrf", "sch_netem", "sch_tbf", "overlay",
 	"nf_tables", "nft_ct", "nft_nat", "nft_masq", "nft_redir", "nft_chain_nat", "nft_fib_inet", "nft_reject_inet", "nft_limit", "nft_log", "nft_numgen", "nft_hash",
 	"nf_conntrack_netlink",
 }
@@ -36,7 +36,7 @@ func findKernel(dir string) (*kernel, error) {
 		return nil, err
 	}
 	if len(images) != 1 {
-		return nil, fmt.Errorf("%d kernels in %s, want 1: fetch it", len(images), filepath.Join(dir, "boot"))
+		return nil, fmt.Errorf("%d kernels in %s, want 1: run `lab vm fetch`", len(images), filepath.Join(dir, "boot"))
 	}
 	k := &kernel{image: images[0], builtin: map[string]bool{}, modules: map[string]string{}}
 	tree := filepath.Join(dir, "lib/modules", strings.TrimPrefix(filepath.Base(k.image), "vmlinuz-"))
@@ -102,7 +102,7 @@ func dependencies(file string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("module %s: %w", file, err)
 	}
-	defer f.Close()
+	defer discard(f)
 	section := f.Section(".modinfo")
 	if section == nil {
 		return nil, fmt.Errorf("module %s: no section .modinfo", file)

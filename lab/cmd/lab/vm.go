@@ -57,7 +57,7 @@ the working directory. So tests of a package run with
 		Args: args(cobra.MinimumNArgs(1)),
 	}
 	cmd.Flags().SetInterspersed(false)
-	cmd.Flags().StringArrayVar(&o.With, "with", nil, "program, file or `path` of a directory to put into the machine")
+	cmd.Flags().StringArrayVar(&o.With, "with", nil, "put this into the machine too: a program in $PATH, or a `path` with a slash to a file or directory")
 	cmd.Flags().IntVar(&o.CPUs, "cpus", o.CPUs, "`number` of CPUs")
 	cmd.Flags().IntVar(&o.Memory, "memory", o.Memory, "memory in `MiB`")
 	cmd.Flags().DurationVar(&o.Timeout, "timeout", o.Timeout, "kill the machine after this `time`")
