@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # `make help` lists the targets. Nothing here needs more than Go, make and, for
-# demo, e2e and test, root.
+# demo, e2e and test, root; vm-test is for Debian, and race and test want gcc.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -12,6 +12,7 @@ STACK ?= 4
 TOOL := go tool -modfile=tools/go.mod
 # The lab is a module of its own, so that its dependencies never reach the product.
 LAB := go -C lab
+VM := $(CURDIR)/bin/lab vm run
 CNI_PLUGINS := bridge host-local loopback portmap
 SOURCES := go.mod go.sum $(shell find api cmd internal -name '*.go')
 LAB_SOURCES := lab/go.mod lab/go.sum $(shell find lab -name '*.go')
@@ -89,9 +90,12 @@ bin/vm: | bin/lab
 # The machine is emulated and needs neither /dev/kvm nor root. Nothing may be skipped in it.
 .PHONY: vm-test
 vm-test: export CI = true
-vm-test: bin/lab | bin/vm ## tests of kernel WireGuard, IPIP and more, in a virtual machine with Debian's kernel
-	go test -count=1 -exec '$(CURDIR)/bin/lab vm run --with nft' ./internal/nettest ./internal/userwg ./internal/host
-	$(LAB) test -count=1 -exec '$(CURDIR)/bin/lab vm run' .
+vm-test: export KILOLAB_BIN = $(CURDIR)/bin
+vm-test: lab | bin/vm ## what needs kernel WireGuard and IPIP, in a virtual machine with Debian's kernel
+	go test -count=1 -exec '$(VM) --with nft' ./internal/nettest ./internal/userwg ./internal/host
+	$(LAB) test -count=1 -exec '$(VM)' .
+	$(LAB) test -count=1 -timeout 20m -run KernelLinks ./e2e \
+		-exec '$(VM) --cpus 2 --memory 3072 $(addprefix --with $(CURDIR)/,bin/kg bin/etcd bin/kube-apiserver bin/cni manifests)'
 	$(LAB) test -count=1 ./vm
 
 .PHONY: test

@@ -22,8 +22,11 @@ const (
 	cniFileName = "10-kilo.conflist"
 )
 
-// StartWireGuard starts kg userspace-wireguard.
-func (h *Host) StartWireGuard() error {
+// startWireGuard starts kg userspace-wireguard, unless the kernel's is wanted.
+func (h *Host) startWireGuard() error {
+	if h.lab.Spec().KernelWireGuard {
+		return nil
+	}
 	p, err := h.startKg("wireguard", "userspace-wireguard", "--interface="+agentLink)
 	if err != nil {
 		return err
@@ -85,7 +88,7 @@ func (h *Host) startKg(name string, args ...string) (*Process, error) {
 }
 
 // Agent returns the process of kg, WireGuard that of kg userspace-wireguard;
-// nil in a lab from Open, or before the start.
+// nil in a lab from Open, before the start, and where WireGuard is the kernel's.
 func (h *Host) Agent() *Process { h.mu.Lock(); defer h.mu.Unlock(); return h.agent }
 
 // WireGuard returns the process of kg userspace-wireguard, see Agent.
@@ -185,6 +188,9 @@ func (h *Host) Memory() (Memory, error) {
 	agent, wg := h.agentPID, h.wireGuardPID
 	h.mu.Unlock()
 	a, err1 := residentMemory(agent)
+	if wg == 0 {
+		return Memory{h.Name(), a, 0}, err1
+	}
 	w, err2 := residentMemory(wg)
 	return Memory{h.Name(), a, w}, errors.Join(err1, err2)
 }

@@ -2,7 +2,7 @@
 
 // Package lab runs real meshes on one machine: an internet, clouds with private
 // networks and NAT, an etcd and a kube-apiserver, and on every host the real kg
-// and its userspace WireGuard, with pods attached by the real CNI plugins.
+// and its WireGuard, in user space or the kernel's, with pods attached by the real CNI plugins.
 //
 //	spec := lab.Demo(lab.Dual)
 //	l, err := lab.Start(ctx, spec, lab.Options{Log: os.Stderr})

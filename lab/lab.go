@@ -144,11 +144,11 @@ func (l *Lab) buildHosts(specs []HostSpec) error {
 		if err != nil {
 			return err
 		}
-		if err := h.StartWireGuard(); err != nil {
+		if err := h.startWireGuard(); err != nil {
 			return err
 		}
 	}
-	l.Progress("%d clouds, %d hosts with userspace WireGuard", len(l.spec.Clouds), len(specs))
+	l.Progress("%d clouds, %d hosts", len(l.spec.Clouds), len(specs))
 	return nil
 }
 
@@ -171,7 +171,7 @@ func (l *Lab) AddHost(ctx context.Context, s HostSpec) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := h.StartWireGuard(); err != nil {
+	if err := h.startWireGuard(); err != nil {
 		return nil, err
 	}
 	if err := h.join(ctx); err != nil {

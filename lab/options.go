@@ -8,6 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // binEnv names the directory of the binaries.
@@ -89,4 +92,25 @@ func CheckMachine() error {
 		return fmt.Errorf("labs need TUN devices: %w", err)
 	}
 	return nil
+}
+
+// CheckKernelLinks reports whether the kernel has the kinds of links that kg
+// can make: WireGuard, and tunnels for both families.
+func CheckKernelLinks() error {
+	t, err := newThread(func() error { return unix.Unshare(unix.CLONE_NEWNET) })
+	if err != nil {
+		return err
+	}
+	defer t.stop()
+	var errs []error
+	for _, kind := range []string{"wireguard", "ipip", "ip6tnl"} {
+		errs = append(errs, t.do(func() error {
+			err := netlink.LinkAdd(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: "probe-" + kind}, LinkType: kind})
+			if err == nil || errors.Is(err, unix.EEXIST) { // the modules of tunnels make one by themselves
+				return nil
+			}
+			return fmt.Errorf("this kernel has no links of type %s: %w", kind, err)
+		}))
+	}
+	return errors.Join(errs...)
 }

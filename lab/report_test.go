@@ -55,44 +55,6 @@ func TestMatrixWithoutCellsIsNotOK(t *testing.T) {
 	}
 }
 
-func TestParseUAPI(t *testing.T) {
-	const answer = `private_key=e84b5a6d2717c1003a13b431570353dbaca9146cf150c5f8575680feba52027a
-listen_port=51820
-public_key=b85996fecc9c7f1fc6d2572a76eda11d59bcd20be8e543b15ce4bd85a8e75a33
-endpoint=[2001:db8::7]:51820
-last_handshake_time_sec=1000
-last_handshake_time_nsec=500000000
-tx_bytes=38333
-rx_bytes=2224
-allowed_ip=10.42.1.0/24
-allowed_ip=fd42::/64
-public_key=58402e695ba1772b1cc9309755f043251ea77fdcf10fbe63989ceb7e19321376
-last_handshake_time_sec=0
-last_handshake_time_nsec=0
-errno=0
-
-`
-	got, err := parseUAPI(strings.NewReader(answer), time.Unix(1002, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []Link{
-		{
-			To: "uFmW/sycfx/G0lcqdu2hHVm80gvo5UOxXOS9hajnWjM=", Endpoint: "[2001:db8::7]:51820", Handshake: 1500 * time.Millisecond,
-			Received: 2224, Sent: 38333, AllowedIPs: []string{"10.42.1.0/24", "fd42::/64"},
-		},
-		{To: "WEAuaVuhdyscyTCXVfBDJR6nf9zxD75jmJzrfhkyE3Y=", Handshake: -1},
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("parseUAPI() (-want +got):\n%s", diff)
-	}
-	for _, bad := range []string{"", "public_key=b859", "errno=1\n\n", "public_key=zz\n\n"} {
-		if _, err := parseUAPI(strings.NewReader(bad), time.Time{}); err == nil {
-			t.Errorf("parseUAPI(%q) = nil, want an error", bad)
-		}
-	}
-}
-
 func TestSumMetric(t *testing.T) {
 	const text = "# HELP kilo_x Text.\nkilo_x 3\nkilo_xy 100\nkilo_l{a=\"b} 7\"} 1\nkilo_l{a=\"c\"} 2.5e1\n"
 	for name, want := range map[string]float64{"kilo_x": 3, "kilo_l": 26} {

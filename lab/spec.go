@@ -95,6 +95,9 @@ type Spec struct {
 	Resync time.Duration `json:"resync,omitempty"`
 	// KgArgs are added to the command line of every kg.
 	KgArgs []string `json:"kgArgs,omitempty"`
+	// KernelWireGuard leaves it to kg to make WireGuard links, which are the
+	// kernel's then. Else each host has one in user space before kg starts.
+	KernelWireGuard bool `json:"kernelWireGuard,omitempty"`
 }
 
 // The annotations of users that specs are made of.

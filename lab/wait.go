@@ -6,8 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
+
+	"github.com/kilomesh/kilo/lab/vm"
 )
+
+// emulated is how many times more patient to be on an emulated processor.
+const emulated = 5
 
 // errFatal marks an error after which waiting on is useless.
 type errFatal struct{ error }
@@ -20,6 +26,9 @@ func Fatal(err error) error { return errFatal{err} }
 // WaitFor calls check until it returns nil, at most for bound. The error says
 // what was waited for and the last error of check.
 func WaitFor(ctx context.Context, what string, bound time.Duration, check func(context.Context) error) error {
+	if os.Getenv(vm.Env) == "true" {
+		bound *= emulated
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("not within %v", bound))
 	defer cancel()
 	pause := 20 * time.Millisecond

@@ -8,9 +8,12 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kilomesh/kilo/lab/vm"
 )
 
 func TestWaitForSaysWhatItWaitedFor(t *testing.T) {
+	t.Setenv(vm.Env, "") // patience is longer in a virtual machine
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		err := WaitFor(t.Context(), "rain", time.Minute, func(context.Context) error { return errors.New("it is dry") })

@@ -3,20 +3,15 @@
 package lab
 
 import (
-	"bufio"
 	"context"
-	"encoding/base64"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -92,7 +87,7 @@ func (l *Lab) Links(ctx context.Context) ([]Link, error) {
 	var out []Link
 	var errs []error
 	for _, h := range l.Hosts() {
-		links, err := h.Links(ctx)
+		links, err := h.Links()
 		for _, k := range links {
 			if name, ok := names[k.To]; ok {
 				k.To = name
@@ -104,83 +99,35 @@ func (l *Lab) Links(ctx context.Context) ([]Link, error) {
 	return out, errors.Join(errs...)
 }
 
-// Links reads the host's WireGuard device through its socket. To is the peer's key.
-func (h *Host) Links(ctx context.Context) ([]Link, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", filepath.Join(h.dir(), "wireguard", agentLink+".sock"))
+// Links reads the host's WireGuard device. To is the peer's key.
+func (h *Host) Links() ([]Link, error) {
+	var device *wgtypes.Device
+	err := h.Do(func() error {
+		c, err := wgctrl.New()
+		if err != nil {
+			return err
+		}
+		device, err = c.Device(agentLink)
+		return errors.Join(err, c.Close())
+	})
 	if err != nil {
 		return nil, fmt.Errorf("WireGuard of %s: %w", h.Name(), err)
 	}
-	defer discard(conn)
-	_ = conn.SetDeadline(time.Now().Add(5 * time.Second)) // reading shows if it has passed
-	if _, err := io.WriteString(conn, "get=1\n\n"); err != nil {
-		return nil, fmt.Errorf("WireGuard of %s: %w", h.Name(), err)
-	}
-	links, err := parseUAPI(conn, time.Now())
-	if err != nil {
-		return nil, fmt.Errorf("WireGuard of %s: %w", h.Name(), err)
-	}
-	for i := range links {
-		links[i].From = h.Name()
+	now := time.Now()
+	links := make([]Link, len(device.Peers))
+	for i, p := range device.Peers {
+		k := Link{From: h.Name(), To: p.PublicKey.String(), Handshake: -1, Received: p.ReceiveBytes, Sent: p.TransmitBytes}
+		if p.Endpoint != nil {
+			k.Endpoint = p.Endpoint.String()
+		}
+		if !p.LastHandshakeTime.IsZero() {
+			k.Handshake = now.Sub(p.LastHandshakeTime)
+		}
+		for _, a := range p.AllowedIPs {
+			k.AllowedIPs = append(k.AllowedIPs, a.String())
+		}
+		links[i] = k
 	}
 	slices.SortFunc(links, func(a, b Link) int { return strings.Compare(a.To, b.To) })
 	return links, nil
-}
-
-// parseUAPI reads the answer to get=1, see https://www.wireguard.com/xplatform/.
-func parseUAPI(r io.Reader, now time.Time) ([]Link, error) {
-	var links []Link
-	var secs, nanos int64
-	finish := func() {
-		if len(links) > 0 && secs != 0 {
-			links[len(links)-1].Handshake = now.Sub(time.Unix(secs, nanos))
-		}
-		secs, nanos = 0, 0
-	}
-	s := bufio.NewScanner(r)
-	for s.Scan() {
-		if s.Text() == "" { // the end of the answer
-			finish()
-			return links, nil
-		}
-		key, value, _ := strings.Cut(s.Text(), "=")
-		if key == "errno" {
-			if value != "0" {
-				return nil, fmt.Errorf("errno %s", value)
-			}
-			continue
-		}
-		if key == "public_key" {
-			finish()
-			raw, err := hex.DecodeString(value)
-			if err != nil {
-				return nil, fmt.Errorf("public_key: %w", err)
-			}
-			links = append(links, Link{To: base64.StdEncoding.EncodeToString(raw), Handshake: -1})
-			continue
-		}
-		if len(links) == 0 {
-			continue // of the device
-		}
-		k := &links[len(links)-1]
-		var err error
-		switch key {
-		case "endpoint":
-			k.Endpoint = value
-		case "allowed_ip":
-			k.AllowedIPs = append(k.AllowedIPs, value)
-		case "rx_bytes":
-			k.Received, err = strconv.ParseInt(value, 10, 64)
-		case "tx_bytes":
-			k.Sent, err = strconv.ParseInt(value, 10, 64)
-		case "last_handshake_time_sec":
-			secs, err = strconv.ParseInt(value, 10, 64)
-		case "last_handshake_time_nsec":
-			nanos, err = strconv.ParseInt(value, 10, 64)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", key, err)
-		}
-	}
-	return nil, errors.Join(errors.New("the answer ended early"), s.Err())
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/kilomesh/kilo/lab"
 	"github.com/kilomesh/kilo/lab/labtest"
 )
@@ -31,5 +33,33 @@ func TestModes(t *testing.T) {
 			}
 			waitMatrix(t, labtest.Start(t, spec))
 		})
+	}
+}
+
+// TestKernelLinks: kg makes the kernel's own WireGuard and tunnel links, which
+// is how it runs in most clusters.
+func TestKernelLinks(t *testing.T) {
+	labtest.RequireKernelLinks(t)
+	spec := lab.Demo(lab.Dual)
+	spec.KernelWireGuard = true
+	spec.KgArgs = []string{"--encapsulate=always"}
+	l := labtest.Start(t, spec)
+	waitMatrix(t, l)
+	checkLinks(t, l, checkLeaders(t, l))
+	b2 := l.Host("b2")
+	err := b2.Do(func() error {
+		for name, kind := range map[string]string{"kilo0": "wireguard", "tunl0": "ipip", "tunl0-6": "ip6tnl"} {
+			link, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			if link.Type() != kind {
+				t.Errorf("%s is a link of type %s, want %s", name, link.Type(), kind)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/kilomesh/kilo/lab"
+	"github.com/kilomesh/kilo/lab/vm"
 )
 
 // tailLines of each agent's log are shown.
@@ -26,6 +27,19 @@ func Require(t testing.TB) {
 	if err := lab.CheckMachine(); err != nil {
 		if os.Getenv("CI") == "true" {
 			t.Fatalf("with CI=true this test must run: %v", err)
+		}
+		t.Skipf("SKIPPED, NOT TESTED: %v", err)
+	}
+}
+
+// RequireKernelLinks skips the test where the kernel lacks WireGuard or tunnels
+// of IP in IP, and fails it in the machine of `make vm-test`, which has them.
+func RequireKernelLinks(t testing.TB) {
+	t.Helper()
+	Require(t)
+	if err := lab.CheckKernelLinks(); err != nil {
+		if os.Getenv(vm.Env) == "true" {
+			t.Fatalf("in a virtual machine this test must run: %v", err)
 		}
 		t.Skipf("SKIPPED, NOT TESTED: %v", err)
 	}

@@ -51,38 +51,50 @@ func (m *image) addFile(path, source string) {
 func (m *image) add(name string) (string, error) {
 	path := name
 	if !strings.Contains(name, "/") {
-		var err error
-		if path, err = exec.LookPath(name); err != nil {
+		found, err := exec.LookPath(name)
+		if err != nil {
 			return "", err
 		}
+		path = found
 	}
-	root, err := filepath.Abs(path)
+	path, err := filepath.Abs(path)
 	if err != nil {
 		return "", err
 	}
-	// Below a link to a directory, too; and by the name that it was given.
-	real, err := filepath.EvalSymlinks(root)
-	if err != nil {
+	if _, err := filepath.EvalSymlinks(path); err != nil {
 		return "", err
 	}
-	return root, filepath.WalkDir(real, func(source string, d fs.DirEntry, err error) error {
+	return path, m.addTree(path)
+}
+
+// addTree adds a file or directory, and what a symbolic link leads to.
+func (m *image) addTree(root string) error {
+	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir():
+			m.addDir(path)
+			return nil
+		case d.Type().IsRegular():
+			m.addFile(path, path)
+			return m.addLibraries(path)
+		case d.Type() != fs.ModeSymlink:
+			return fmt.Errorf("%s: neither a directory, a regular file nor a symbolic link", path)
+		}
+		if m.links[path] != "" {
+			return nil // perhaps it leads to where it is
+		}
+		to, err := os.Readlink(path)
 		if err != nil {
 			return err
 		}
-		path := root + strings.TrimPrefix(source, real)
-		switch {
-		case d.IsDir():
-			m.addDir(path)
-		case d.Type().IsRegular():
-			m.addFile(path, source)
-			return m.addLibraries(source)
-		case d.Type() == fs.ModeSymlink:
-			m.links[path], err = os.Readlink(source)
-			return err
-		default:
-			return fmt.Errorf("%s: neither a directory, a regular file nor a symbolic link", source)
+		m.addDir(filepath.Dir(path))
+		m.links[path] = to
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(path), to)
 		}
-		return nil
+		return m.addTree(to)
 	})
 }
 

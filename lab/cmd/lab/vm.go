@@ -44,7 +44,7 @@ func newVMFetch(dir *string) *cobra.Command {
 }
 
 func newVMRun(dir *string) *cobra.Command {
-	o := vm.Options{CPUs: 1, Memory: 1024, Timeout: 15 * time.Minute}
+	o := vm.Options{CPUs: 1, Memory: 1024, Timeout: 30 * time.Minute}
 	cmd := &cobra.Command{
 		Use:   "run PROGRAM [ARG...]",
 		Short: "Run a program of this machine in the virtual one",
