@@ -185,7 +185,9 @@ func lines(world, word string) []string {
 	return slices.DeleteFunc(strings.Split(world, "\n"), func(l string) bool { return !strings.Contains(l, word) })
 }
 
-func TestApplyConvergesIsIdempotentAndSurvivesRestart(t *testing.T) { eachDevice(t, testApplyConvergesIsIdempotentAndSurvivesRestart) }
+func TestApplyConvergesIsIdempotentAndSurvivesRestart(t *testing.T) {
+	eachDevice(t, testApplyConvergesIsIdempotentAndSurvivesRestart)
+}
 
 func testApplyConvergesIsIdempotentAndSurvivesRestart(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)

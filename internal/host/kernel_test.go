@@ -19,19 +19,28 @@ import (
 	"github.com/kilomesh/kilo/internal/nettest"
 )
 
-// requireLinkKind enters a namespace whose kernel has that kind of link. Where
-// it has not, `make vm-test` runs the test.
-func requireLinkKind(t *testing.T, kind mesh.LinkKind) {
+// kernelHas reports whether the kernel has a kind of link.
+func kernelHas(t *testing.T, kind mesh.LinkKind) bool {
 	t.Helper()
-	nettest.New(t)
 	l := nettest.Must(linkSpec(mesh.Link{Name: "probe0", Kind: kind, MTU: 1280}))(t)
 	switch err := netlink.LinkAdd(l); {
 	case err == nil:
 		must(t, netlink.LinkDel(l))
 	case errors.Is(err, unix.EOPNOTSUPP):
-		nettest.SkipKernel(t, explainLink(kind, err).Error())
+		return false
 	case !errors.Is(err, unix.EEXIST): // of ipip, the module makes one by itself
 		t.Fatal(err)
+	}
+	return true
+}
+
+// requireLinkKind enters a namespace whose kernel has that kind of link. Where
+// it has not, `make vm-test` runs the test.
+func requireLinkKind(t *testing.T, kind mesh.LinkKind) {
+	t.Helper()
+	nettest.New(t)
+	if !kernelHas(t, kind) {
+		nettest.SkipKernel(t, explainLink(kind, unix.EOPNOTSUPP).Error())
 	}
 }
 

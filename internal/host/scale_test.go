@@ -37,7 +37,9 @@ func bigState(n int) mesh.State {
 	return s
 }
 
-func TestOneChangeInALargeMeshIsAFewWrites(t *testing.T) { eachDevice(t, testOneChangeInALargeMeshIsAFewWrites) }
+func TestOneChangeInALargeMeshIsAFewWrites(t *testing.T) {
+	eachDevice(t, testOneChangeInALargeMeshIsAFewWrites)
+}
 
 func testOneChangeInALargeMeshIsAFewWrites(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)

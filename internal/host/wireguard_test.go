@@ -81,7 +81,9 @@ func mustReach(t *testing.T, from, to *nettest.NS, addr string) {
 	})
 }
 
-func TestPacketsPassBetweenTwoAppliedStates(t *testing.T) { eachDevice(t, testPacketsPassBetweenTwoAppliedStates) }
+func TestPacketsPassBetweenTwoAppliedStates(t *testing.T) {
+	eachDevice(t, testPacketsPassBetweenTwoAppliedStates)
+}
 
 func testPacketsPassBetweenTwoAppliedStates(t *testing.T, makeDevice func(*testing.T)) {
 	ns, hosts := pair(t, makeDevice)
@@ -185,7 +187,9 @@ func (f fakeWG) ConfigureDevice(name string, cfg wgtypes.Config) error {
 	return f.wgClient.ConfigureDevice(name, cfg)
 }
 
-func TestOneBadPeerDoesNotStopTheOthers(t *testing.T) { eachDevice(t, testOneBadPeerDoesNotStopTheOthers) }
+func TestOneBadPeerDoesNotStopTheOthers(t *testing.T) {
+	eachDevice(t, testOneBadPeerDoesNotStopTheOthers)
+}
 
 func testOneBadPeerDoesNotStopTheOthers(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)
@@ -209,7 +213,9 @@ func testOneBadPeerDoesNotStopTheOthers(t *testing.T, makeDevice func(*testing.T
 	checkState(t, h, fullState())
 }
 
-func TestPortInUseIsExplainedAndStopsNothingElse(t *testing.T) { eachDevice(t, testPortInUseIsExplainedAndStopsNothingElse) }
+func TestPortInUseIsExplainedAndStopsNothingElse(t *testing.T) {
+	eachDevice(t, testPortInUseIsExplainedAndStopsNothingElse)
+}
 
 func testPortInUseIsExplainedAndStopsNothingElse(t *testing.T, makeDevice func(*testing.T)) {
 	nettest.New(t)
