@@ -67,6 +67,7 @@ bench: ## what planning and comparing cost
 .PHONY: race
 race: ## the unit tests of everything concurrent, with the race detector (needs a C compiler)
 	CGO_ENABLED=1 go test -race ./internal/agent ./internal/kube ./internal/userwg
+	CGO_ENABLED=1 $(LAB) test -race -run Fetch ./vm
 
 .PHONY: lint
 lint: ## golangci-lint, formatting, and that what is generated is current

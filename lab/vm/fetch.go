@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -36,7 +35,11 @@ func Fetch(ctx context.Context, dir string, log io.Writer) (err error) {
 	}
 	a := apt{work: dir + ".apt", log: log}
 	part := dir + ".part"
-	defer func() { err = errors.Join(err, os.RemoveAll(a.work), os.RemoveAll(part)) }()
+	remove := func() error { return errors.Join(os.RemoveAll(a.work), os.RemoveAll(part)) }
+	defer func() { err = errors.Join(err, remove()) }()
+	if err := remove(); err != nil { // what a killed one left, perhaps of another kernel
+		return err
+	}
 	for _, d := range []string{filepath.Join(a.work, "lists/partial"), filepath.Join(a.archives(), "partial"), part} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return err
@@ -118,7 +121,8 @@ func (a apt) apt(ctx context.Context, program string, args ...string) (string, e
 
 // run runs a program in archives, and returns what it printed.
 func (a apt) run(ctx context.Context, program string, args ...string) (string, error) {
-	var out, all bytes.Buffer
+	var out bytes.Buffer
+	var all tail // of both, which are written at once
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = a.archives()
 	cmd.WaitDelay = 5 * time.Second // for the programs that it started
@@ -131,7 +135,7 @@ func (a apt) run(ctx context.Context, program string, args ...string) (string, e
 		return "", context.Cause(ctx)
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s %s: %w\n%s", program, args[len(args)-1], err, strings.TrimSpace(all.String()))
+		return "", fmt.Errorf("%s %s: %w\n%s", program, args[len(args)-1], err, &all)
 	}
 	return out.String(), nil
 }

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"time"
@@ -29,7 +31,8 @@ func newVM() *cobra.Command {
 }
 
 func newVMFetch(dir *string) *cobra.Command {
-	return &cobra.Command{
+	timeout := 10 * time.Minute
+	cmd := &cobra.Command{
 		Use:   "fetch",
 		Short: "Download Debian's kernel and, if it is not installed, qemu; nothing is installed",
 		Args:  args(cobra.NoArgs),
@@ -38,9 +41,13 @@ func newVMFetch(dir *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return vm.Fetch(cmd.Context(), d, cmd.ErrOrStderr())
+			ctx, cancel := context.WithTimeoutCause(cmd.Context(), timeout, fmt.Errorf("nothing fetched after %v", timeout))
+			defer cancel()
+			return vm.Fetch(ctx, d, cmd.ErrOrStderr())
 		},
 	}
+	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "give up after this `time`")
+	return cmd
 }
 
 func newVMRun(dir *string) *cobra.Command {
