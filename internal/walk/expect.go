@@ -141,8 +141,9 @@ func (w *World) pairsTo(inside Inside, from *host, to target, yield func(Pair) b
 	if !between && to.internal && inside != InsideMesh {
 		return true // another pod network's own affair, or nobody's
 	}
-	// Without a prefix of its own a host does not know which of its addresses a network answers to.
-	astray := to.network && (from.hasBetter(to) || w.byName[from.Gate].hasBetter(to) || slices.ContainsFunc(from.PodCIDRs, func(p netip.Prefix) bool { return slices.Contains(from.Lost, p) }))
+	// What goes to a network may get the address of a tunnel link, the first of the pod CIDR.
+	tunnelStolen := func(p netip.Prefix) bool { return w.stolen(p.Addr(), from, to.at) }
+	astray := to.network && (from.hasBetter(to) || w.byName[from.Gate].hasBetter(to) || slices.ContainsFunc(from.PodCIDRs, tunnelStolen))
 	if astray || w.stolen(to.addr, to.at, from) {
 		return true
 	}
