@@ -127,8 +127,9 @@ func TestOwnedLinksGoAndAdoptedOnesStay(t *testing.T) {
 	alias := func(name, alias string) {
 		must(t, netlink.LinkSetAlias(nettest.Must(netlink.LinkByName(name))(t), alias))
 	}
-	alias("kilo0", aliasOwned)
-	alias("old0", aliasOwned)
+	for _, name := range []string{"kilo0", "old0"} {
+		must(t, netlink.LinkSetGroup(nettest.Must(netlink.LinkByName(name))(t), linkGroup))
+	}
 	alias("adopted0", aliasAdopted)
 	h := newHost(t)
 	must(t, h.CleanUp(t.Context(), false))
@@ -460,7 +461,7 @@ func TestTunnelLinks(t *testing.T) {
 			}
 			mustBeQuiet(t, h, s)
 			must(t, h.CleanUp(t.Context(), false))
-			if left := lines(nettest.World(t), `alias "kilo`); len(left) > 0 {
+			if left := lines(nettest.World(t), "group 117"); len(left) > 0 {
 				t.Errorf("left: %q", left)
 			}
 		})

@@ -12,7 +12,7 @@
 // What Kilo owns carries a mark that survives the process:
 //
 //	object            mark
-//	link              alias "kilo" (made by us) or "kilo-adopted" (a tunnel link that was there)
+//	link              group 117 (made by us) or alias "kilo-adopted" (a tunnel link that was there)
 //	address           is on one of our links, and not link-local
 //	route             protocol 117
 //	rule              protocol 117, priority 1107

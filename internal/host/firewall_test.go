@@ -203,15 +203,18 @@ func source(t *testing.T, from, to *nettest.NS, src, dst string) string {
 	var server net.PacketConn
 	to.Do(t, func() { server = nettest.Must(net.ListenPacket("udp", net.JoinHostPort(dst, "7")))(t) })
 	defer server.Close()
+	var who net.Addr
 	from.Do(t, func() {
 		c := nettest.Must(net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(ip(src), 0)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(ip(dst), 7))))(t)
 		defer c.Close()
-		_, err := c.Write([]byte("x"))
-		must(t, err)
+		nettest.Await(t, "datagram to "+dst, func() bool { // neighbour discovery loses one, perhaps
+			_, err := c.Write([]byte("x"))
+			must(t, err)
+			must(t, server.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
+			_, who, err = server.ReadFrom(make([]byte, 1))
+			return err == nil
+		})
 	})
-	must(t, server.SetReadDeadline(time.Now().Add(5*time.Second)))
-	_, who, err := server.ReadFrom(make([]byte, 1))
-	must(t, err)
 	return who.(*net.UDPAddr).AddrPort().Addr().Unmap().String()
 }
 

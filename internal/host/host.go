@@ -54,7 +54,9 @@ const (
 	// RulePriority is before that of table main, 32766.
 	RulePriority = 1107
 
-	aliasOwned   = "kilo"
+	// linkGroup marks links that we made, from the moment they are there, see
+	// ip-link(8); aliasAdopted those that we only use.
+	linkGroup    = 117
 	aliasAdopted = "kilo-adopted"
 )
 
@@ -88,6 +90,8 @@ type Host struct {
 	now    func() time.Time
 	// desired is what this process desired last, see diffDevice.
 	desired desired
+	// beforeWrite, if not nil, is told of each write, counted from 1; its error is the write's.
+	beforeWrite func(n uint64) error
 }
 
 // New opens the sockets of a Host in the current network namespace. It changes
@@ -146,6 +150,15 @@ func (h *Host) Close() error {
 // Writes returns how many writes to the kernel were tried since New, failed
 // ones included. A pass that changes nothing adds none.
 func (h *Host) Writes() uint64 { return h.writes.Load() }
+
+// countWrite comes before each write.
+func (h *Host) countWrite() error {
+	n := h.writes.Add(1)
+	if h.beforeWrite == nil {
+		return nil
+	}
+	return h.beforeWrite(n)
+}
 
 // Apply brings the kernel to the State s and returns what it changed. It may
 // be called again at any time and then touches only what differs.
@@ -229,8 +242,11 @@ func (p *pass) write(c Change, f func() error, attrs ...any) bool {
 	if p.ctx.Err() != nil {
 		return false
 	}
-	p.h.writes.Add(1)
-	if err := f(); err != nil {
+	err := p.h.countWrite()
+	if err == nil {
+		err = f()
+	}
+	if err != nil {
 		p.fail(c, err)
 		return false
 	}

@@ -92,10 +92,16 @@ func eachDevice(t *testing.T, test func(t *testing.T, makeDevice func(*testing.T
 	t.Run("userspace", func(t *testing.T) { test(t, func(t *testing.T) { startWireGuard(t) }) })
 	t.Run("kernel", func(t *testing.T) {
 		requireLinkKind(t, mesh.KindWireGuard)
-		test(t, func(t *testing.T) {
-			must(t, netlink.LinkAdd(nettest.Must(linkSpec(mesh.Link{Name: "kilo0", Kind: mesh.KindWireGuard, MTU: 1420}))(t)))
-		})
+		test(t, makeKernelWireGuard)
 	})
+}
+
+// makeKernelWireGuard makes a link that is not marked as ours.
+func makeKernelWireGuard(t *testing.T) {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = "kilo0", 1420
+	must(t, netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}))
 }
 
 // mustApply applies and expects no error.

@@ -55,7 +55,7 @@ func TestLinkSpecs(t *testing.T) {
 	} {
 		a := c.want.Attrs()
 		*a = netlink.NewLinkAttrs()
-		a.Name, a.MTU = c.link.Name, c.link.MTU
+		a.Name, a.MTU, a.Group = c.link.Name, c.link.MTU, linkGroup
 		got := nettest.Must(linkSpec(c.link))(t)
 		if diff := cmp.Diff(c.want, got, cmp.Transformer("addr", func(ip []byte) string { return addrOf(ip).String() })); diff != "" {
 			t.Errorf("%s (-want +got)\n%s", c.link, diff)
@@ -75,7 +75,7 @@ func TestKernelWireGuardIsMadeAndDeleted(t *testing.T) {
 	mustReach(t, ns[1], ns[2], "10.4.0.2")
 	ns[1].Do(t, func() {
 		must(t, newHost(t).CleanUp(t.Context(), false))
-		if l := nettest.Must(netlink.LinkByName("kilo0"))(t); isUp(l) || l.Attrs().Alias != aliasOwned {
+		if l := nettest.Must(netlink.LinkByName("kilo0"))(t); isUp(l) || l.Attrs().Group != linkGroup {
 			t.Errorf("link %+v, want it down and ours", l.Attrs())
 		}
 		must(t, newHost(t).CleanUp(t.Context(), true))

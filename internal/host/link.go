@@ -37,7 +37,7 @@ func (p *pass) keep(l netlink.Link) {
 // isOwn reports whether the link is Kilo's, desired or not.
 func (p *pass) isOwn(l netlink.Link) bool {
 	a := l.Attrs()
-	return p.wanted(a.Name) != nil || a.Name == p.h.cfg.WireGuardDev || a.Alias == aliasOwned || a.Alias == aliasAdopted
+	return p.wanted(a.Name) != nil || a.Name == p.h.cfg.WireGuardDev || a.Group == linkGroup || a.Alias == aliasAdopted
 }
 
 // wanted returns the desired link of that name, nil without one.
@@ -69,7 +69,7 @@ func (p *pass) makeLinks() {
 			delete(p.links, w.Name)
 			continue
 		}
-		if w.Kind != mesh.KindWireGuard && l.Attrs().Alias == "" {
+		if w.Kind != mesh.KindWireGuard && l.Attrs().Group != linkGroup && l.Attrs().Alias == "" {
 			// It was there before us; without the mark nobody would know later that we use it.
 			p.write(linkSet(w.Name, "alias", aliasAdopted), func() error { return p.h.nl.LinkSetAlias(l, aliasAdopted) })
 		}
@@ -83,7 +83,7 @@ func (p *pass) makeLinks() {
 // underlay, MAC or network than it should: these cannot be changed.
 func (p *pass) outdated(l netlink.Link, w mesh.Link) bool {
 	v, ok := l.(*netlink.Vxlan)
-	if !ok || w.Kind != mesh.KindVXLAN || v.Attrs().Alias != aliasOwned {
+	if !ok || w.Kind != mesh.KindVXLAN || v.Attrs().Group != linkGroup {
 		return false
 	}
 	if addrOf(v.SrcAddr) == w.Local && v.VxlanId == mesh.VXLANID && v.Port == mesh.VXLANPort && !v.Learning && string(v.HardwareAddr) == string(w.MAC[:]) {
@@ -149,8 +149,7 @@ func (p *pass) makeLink(w mesh.Link) (netlink.Link, bool) {
 	return l, true
 }
 
-// addLink adds a link and marks it: the kernel takes no alias with a new one.
-// After a crash between the two, CleanUp empties the link but does not delete it.
+// addLink adds a link with our mark.
 func (h *Host) addLink(w mesh.Link, spec netlink.Link) error {
 	err := h.nl.LinkAdd(spec)
 	if errors.Is(err, unix.EEXIST) {
@@ -160,11 +159,7 @@ func (h *Host) addLink(w mesh.Link, spec netlink.Link) error {
 		// Loading the module ipip made tunl0, or a userspace WireGuard came up.
 		return nil
 	}
-	if err != nil {
-		return explainLink(w.Kind, err)
-	}
-	h.writes.Add(1)
-	return h.nl.LinkSetAlias(spec, aliasOwned)
+	return explainLink(w.Kind, err)
 }
 
 // mayMake says why a missing link must not be made.
@@ -184,7 +179,7 @@ func (h *Host) mayMake(w mesh.Link) error {
 // linkSpec is the link that ip-link(8) would make of w.
 func linkSpec(w mesh.Link) (netlink.Link, error) {
 	a := netlink.NewLinkAttrs()
-	a.Name, a.MTU = w.Name, w.MTU
+	a.Name, a.MTU, a.Group = w.Name, w.MTU, linkGroup
 	switch w.Kind {
 	case mesh.KindWireGuard:
 		return &netlink.Wireguard{LinkAttrs: a}, nil
@@ -265,10 +260,10 @@ func (p *pass) deleteLinks() {
 		if p.wanted(name) != nil {
 			continue
 		}
-		switch l.Attrs().Alias {
-		case aliasAdopted:
+		switch {
+		case l.Attrs().Alias == aliasAdopted:
 			p.write(linkSet(name, "alias", `""`), func() error { return p.h.nl.LinkSetAlias(l, "") })
-		case aliasOwned:
+		case l.Attrs().Group == linkGroup:
 			if name == p.h.cfg.WireGuardDev && !p.deleteLink {
 				continue
 			}

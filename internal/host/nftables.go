@@ -103,8 +103,11 @@ func (p *pass) flush(conn *nftables.Conn, changes ...Change) bool {
 		p.h.closeNFT() // with what is queued in it
 		return true
 	}
-	p.h.writes.Add(1)
-	if err := conn.Flush(); err != nil {
+	err := p.h.countWrite()
+	if err == nil {
+		err = conn.Flush()
+	}
+	if err != nil {
 		p.h.closeNFT()
 		p.fail(changes[0], err)
 		return false

@@ -197,8 +197,10 @@ func (d devicePass) configure(changes []peerChange) (failed map[mesh.PublicKey]b
 	for _, c := range changes {
 		all.Peers = append(all.Peers, c.config())
 	}
-	d.p.h.writes.Add(1)
-	err := d.p.h.wg.ConfigureDevice(d.name, all)
+	err := d.p.h.countWrite()
+	if err == nil {
+		err = d.p.h.wg.ConfigureDevice(d.name, all)
+	}
 	for i, c := range changes {
 		change := Change{c.op, KindPeer, d.name + " " + c.text()}
 		switch {
