@@ -48,6 +48,9 @@ type Kernel interface {
 	// WriteCNI makes the CNI configuration name the pod CIDRs and the MTU. An
 	// error that a user must mend is or wraps a mesh.Problem.
 	WriteCNI(podCIDRs []netip.Prefix, mtu int) error
+	// Watch calls changed when others may have changed what Apply left, or what
+	// Facts reads, from when it calls started until ctx ends.
+	Watch(ctx context.Context, started, changed func()) error
 	// Writes counts the writes to the kernel so far.
 	Writes() uint64
 }
@@ -124,9 +127,10 @@ func (a *Agent) Run(ctx context.Context) error {
 }
 
 func (a *Agent) loop(ctx context.Context) {
-	var names sync.WaitGroup
-	defer names.Wait()
-	names.Go(func() { a.names.run(ctx) })
+	var helpers sync.WaitGroup
+	defer helpers.Wait()
+	helpers.Go(func() { a.names.run(ctx) })
+	helpers.Go(func() { a.watch(ctx) })
 	retry := minRetry
 	for {
 		start := time.Now()
@@ -140,6 +144,19 @@ func (a *Agent) loop(ctx context.Context) {
 		if !a.sleep(ctx, time.Until(start.Add(minInterval)), nil) || !a.sleep(ctx, wait, a.wake) {
 			return
 		}
+	}
+}
+
+// watch asks for a pass when the kernel has changed. While it cannot, only the
+// resync period finds that out.
+func (a *Agent) watch(ctx context.Context) {
+	for {
+		err := a.kernel.Watch(ctx, a.Poke, a.Poke)
+		if ended(ctx) {
+			return
+		}
+		a.cfg.Log.Error("the kernel is not watched, will be tried again", "error", err)
+		a.sleep(ctx, maxRetry, nil)
 	}
 }
 

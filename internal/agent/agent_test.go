@@ -69,6 +69,7 @@ type fakeKernel struct {
 	state  mesh.State
 	err    error
 	cniErr error
+	watch  func(ctx context.Context, started, changed func()) error
 }
 
 func (k *fakeKernel) Facts(context.Context) (mesh.Facts, error) { return k.facts, nil }
@@ -89,6 +90,14 @@ func (k *fakeKernel) CleanUp(_ context.Context, deleteLink bool) error {
 
 func (k *fakeKernel) WriteCNI([]netip.Prefix, int) error { return k.cniErr }
 func (k *fakeKernel) Writes() uint64                     { return 0 }
+
+func (k *fakeKernel) Watch(ctx context.Context, started, changed func()) error {
+	if k.watch != nil {
+		return k.watch(ctx, started, changed)
+	}
+	<-ctx.Done()
+	return nil
+}
 
 type calls struct {
 	mu   sync.Mutex
@@ -410,6 +419,45 @@ func TestStormOfEventsCostsABoundedNumberOfPasses(t *testing.T) {
 		}
 		if err := f.end(); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+func TestChangesOfTheKernelCauseAPassAndALostWatchIsMended(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lose := make(chan error)
+		var changed func()
+		f := start(t, func(f *fixture) {
+			f.kernel.watch = func(ctx context.Context, started, c func()) error {
+				f.calls.add("watch")
+				changed = c
+				started()
+				select {
+				case err := <-lose:
+					return err
+				case <-ctx.Done():
+					return nil
+				}
+			}
+		})
+		f.sync()
+		time.Sleep(2 * minInterval)
+		synctest.Wait()
+		f.calls.take() // of the start
+		changed()
+		time.Sleep(minInterval)
+		synctest.Wait()
+		if got := f.calls.take(); !slices.Equal(got, []string{"apply", "publish"}) {
+			t.Errorf("after a change: %v", got)
+		}
+		lose <- errors.New("socket broken")
+		time.Sleep(maxRetry + minInterval)
+		synctest.Wait()
+		if got := f.calls.take(); !slices.Equal(got, []string{"watch", "apply", "publish"}) {
+			t.Errorf("after the watch was lost: %v", got)
+		}
+		if err := f.end(); err != nil || !strings.Contains(f.log.String(), "socket broken") {
+			t.Errorf("Run: %v, log %s", err, f.log)
 		}
 	})
 }

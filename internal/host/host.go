@@ -80,6 +80,8 @@ type Host struct {
 	cfg    Config
 	log    *slog.Logger
 	writes atomic.Uint64
+	// applied is what the last Apply was for, nil before the first; see Watch.
+	applied atomic.Pointer[mesh.State]
 
 	mu     sync.Mutex // protects what follows
 	nl     *netlink.Handle
@@ -185,6 +187,7 @@ func (h *Host) CleanUp(ctx context.Context, deleteLink bool) error {
 }
 
 func (h *Host) apply(ctx context.Context, s mesh.State, deleteLink bool) ([]Change, error) {
+	h.applied.Store(&s)
 	p := &pass{h: h, ctx: ctx, want: s, deleteLink: deleteLink}
 	if err := p.observeLinks(); err != nil {
 		return nil, fmt.Errorf("ip link list: %w", err)

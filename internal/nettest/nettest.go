@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -149,6 +150,22 @@ func (ns *NS) Do(t testing.TB, f func()) {
 	NoErr(t, ns.enter())
 	defer func() { NoErr(t, outside.enter()) }()
 	f()
+}
+
+// Go runs f inside ns, on a goroutine that all waits for.
+func (ns *NS) Go(t testing.TB, all *sync.WaitGroup, f func()) {
+	all.Go(func() {
+		runtime.LockOSThread() // as in Make
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			t.Errorf("unshare: %v", err)
+			return
+		}
+		if err := ns.enter(); err != nil {
+			t.Error(err)
+			return
+		}
+		f()
+	})
 }
 
 // Veth joins two namespaces by a pair of links, both up and with the addresses given.
