@@ -23,7 +23,7 @@ import (
 type agentFlags struct {
 	backend, cniPath, compatibility, encapsulate, hostname, iface, kubeconfig, leaderElection, listen, master, granularity, mtu, topologyLabel, tunnel, wireguard string
 	subnets, serviceCIDRs, internalCIDRs                                                                                                                          []string
-	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate                                                                                     bool
+	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate, strict                                                                             bool
 	port                                                                                                                                                          int
 	resyncPeriod                                                                                                                                                  time.Duration
 	// given reports whether a flag is on the command line.
@@ -54,6 +54,7 @@ func (f *agentFlags) register(fs *pflag.FlagSet) {
 	fs.BoolVar(&f.prioritisePrivate, "prioritise-private-addresses", false, "advertise the internal IP as endpoint if there is one")
 	fs.DurationVar(&f.resyncPeriod, "resync-period", 30*time.Second, "how often everything is looked at again without any event")
 	fs.StringSliceVar(&f.serviceCIDRs, "service-cidr", nil, "`CIDR` of Services, never masqueraded; may be repeated")
+	fs.BoolVar(&f.strict, "strict-encryption", false, "drop packets to or from pods of other locations that would go, or came, past the tunnels")
 	fs.StringSliceVar(&f.subnets, "subnet", []string{"10.4.0.0/16"}, "`CIDR` of WireGuard IPs; once for each address family")
 	fs.StringVar(&f.topologyLabel, "topology-label", "topology.kubernetes.io/region", "`label` of the Node that names its location, unless the annotation kilo.squat.ai/location does")
 	fs.StringVar(&f.tunnel, "tunnel", "ipip", "what --encapsulate encapsulates in: ipip, or vxlan, for networks that drop IP in IP")
@@ -126,7 +127,7 @@ func (f *agentFlags) parse() (settings, error) {
 	if f.resyncPeriod <= 0 {
 		return s, fmt.Errorf("--resync-period %v: want more than 0", f.resyncPeriod)
 	}
-	m.ManageLocal, m.ManageCNI = f.local, f.cni
+	m.ManageLocal, m.ManageCNI, m.StrictEncryption = f.local, f.cni, f.strict
 	m.WireGuardDev, m.TunnelDev, m.VXLANDev = f.iface, tunnelDev, vxlanDev
 	if err := m.Validate(); err != nil {
 		return s, err

@@ -37,9 +37,13 @@ type fwChain struct {
 	rules    []fwRule
 }
 
-// fwRule is one rule: "family saddr [not] in set, daddr not in set, verdict".
+// fwRule is one rule: "link, family saddr [not] in set, daddr not in set, verdict".
 type fwRule struct {
-	v6 bool
+	// link is a condition on the packet's link.
+	link fwLink
+	// clamp makes it a rule for TCP's SYN packets of both families, without addresses.
+	clamp bool
+	v6    bool
 	// proto is a protocol number that the packet must have, 0 for any; port the
 	// UDP port that it must be for, 0 for any.
 	proto byte
@@ -47,6 +51,13 @@ type fwRule struct {
 	match []fwMatch
 	// drop, or masquerade.
 	drop bool
+}
+
+// fwLink says that the link is one of the devices, or with not none of them;
+// that by which the packet came in, or with out that by which it leaves.
+type fwLink struct {
+	out, not bool
+	devs     []string
 }
 
 // fwMatch says that an address of the packet must (not) be in a set.
@@ -57,6 +68,8 @@ type fwMatch struct {
 
 // Priorities of nft(8) by name.
 const (
+	priorityRaw    = -300
+	priorityMangle = -150
 	priorityFilter = 0
 	prioritySrcNAT = 100
 )
@@ -101,11 +114,41 @@ func firewallTable(f mesh.Firewall) fwTable {
 			in.rules = append(in.rules, fwRule{v6: v6, proto: protoIPv6, match: notOurs, drop: true})
 		}
 	}
-	if len(in.rules) == 0 {
-		return t
+	if len(in.rules) > 0 {
+		t.chains = append(t.chains, in)
 	}
-	t.chains = append(t.chains, in)
+	t.clamp(f.ClampDevs)
+	t.seal(f)
 	return t
+}
+
+// clamp lays out the chain that fits the segments of TCP connections to our links.
+func (t *fwTable) clamp(devs []string) {
+	c := fwChain{name: "clamp", kind: "filter", hook: "forward", priority: "mangle", number: priorityMangle}
+	for _, dev := range devs {
+		for _, out := range []bool{false, true} {
+			c.rules = append(c.rules, fwRule{clamp: true, link: fwLink{out: out, devs: []string{dev}}})
+		}
+	}
+	if len(c.rules) > 0 {
+		t.chains = append(t.chains, c)
+	}
+}
+
+// seal lays out the chains that drop what is sealed and goes by other links.
+func (t *fwTable) seal(f mesh.Firewall) {
+	if len(f.SealedDevs) == 0 {
+		return
+	}
+	t.addSets("sealed", f.Sealed)
+	in := fwChain{name: "sealed_in", kind: "filter", hook: "prerouting", priority: "raw", number: priorityRaw}
+	out := fwChain{name: "sealed_out", kind: "filter", hook: "postrouting", priority: "filter", number: priorityFilter}
+	for _, v6 := range []bool{false, true} {
+		set := setName("sealed", v6)
+		in.rules = append(in.rules, fwRule{v6: v6, link: fwLink{not: true, devs: f.SealedDevs}, match: []fwMatch{{set: set}}, drop: true})
+		out.rules = append(out.rules, fwRule{v6: v6, link: fwLink{out: true, not: true, devs: f.SealedDevs}, match: []fwMatch{{dst: true, set: set}}, drop: true})
+	}
+	t.chains = append(t.chains, in, out)
 }
 
 func (t *fwTable) addSets(name string, ps []netip.Prefix) {
@@ -194,13 +237,31 @@ func rangeText(r netipx.IPRange) string {
 	return r.From().String() + "-" + r.To().String()
 }
 
+// words are in nft's syntax, one condition for each link.
+func (l fwLink) words() (words []string) {
+	side, not := "iifname", ""
+	if l.out {
+		side = "oifname"
+	}
+	if l.not {
+		not = "!= "
+	}
+	for _, dev := range l.devs {
+		words = append(words, fmt.Sprintf("%s %s%q", side, not, dev))
+	}
+	return words
+}
+
 // String returns the rule in nft's syntax.
 func (r fwRule) String() string {
 	family := "ip"
 	if r.v6 {
 		family = "ip6"
 	}
-	var words []string
+	words := r.link.words()
+	if r.clamp {
+		return strings.Join(append(words, "tcp flags syn tcp option maxseg size set rt mtu"), " ")
+	}
 	switch {
 	case r.port != 0:
 		words = append(words, fmt.Sprintf("udp dport %d", r.port))

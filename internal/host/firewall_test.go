@@ -39,6 +39,8 @@ func firewalls() map[string]mesh.Firewall {
 			TunnelFrom:     []netip.Prefix{pfx("192.168.0.0/16"), pfx("fd01::1/128"), pfx("fd01::2/127")},
 		}}).Firewall,
 		"VXLAN":       {TunnelPort: mesh.VXLANPort, TunnelFrom: []netip.Prefix{pfx("192.168.0.1/32"), pfx("fd01::1/128")}},
+		"clamp":       {ClampDevs: []string{"kilo0", "tunl0"}},
+		"strict":      {Sealed: []netip.Prefix{pfx("10.2.2.0/24"), pfx("fd00:2:2::/64")}, SealedDevs: []string{"kilo0", "tunl0"}},
 		"IPv6 tunnel": {TunnelFrom: []netip.Prefix{pfx("fd01::1/128")}},
 	}
 }
@@ -82,7 +84,7 @@ func words(text string) []string {
 	var out []string
 	for line := range strings.SplitSeq(text, "\n") {
 		line, _, _ = strings.Cut(line, ` comment "`)
-		line = strings.NewReplacer("priority srcnat", "priority 100", "priority filter", "priority 0", "ipencap", "4", "ipv6 ", "41 ", ",", " , ").Replace(line)
+		line = strings.NewReplacer("priority srcnat", "priority 100", "priority filter", "priority 0", "priority raw", "priority -300", "priority mangle", "priority -150", "ipencap", "4", " 0x2 ", " syn ", "ipv6 ", "41 ", ",", " , ").Replace(line)
 		out = append(out, strings.Fields(line)...)
 	}
 	return out

@@ -204,11 +204,20 @@ func replaceTable(conn *nftables.Conn, t fwTable, exists bool) error {
 	return nil
 }
 
+// hookOf returns the hook of that name, nil for one that we do not use.
 func hookOf(name string) *nftables.ChainHook {
-	if name == "input" {
+	switch name {
+	case "prerouting":
+		return nftables.ChainHookPrerouting
+	case "input":
 		return nftables.ChainHookInput
+	case "forward":
+		return nftables.ChainHookForward
+	case "postrouting":
+		return nftables.ChainHookPostrouting
+	default:
+		return nil
 	}
-	return nftables.ChainHookPostrouting
 }
 
 func nftSet(s fwSet) *nftables.Set {
@@ -244,13 +253,52 @@ func elementsOf(ranges []netipx.IPRange) []nftables.SetElement {
 	return elements
 }
 
+// exprs compiles the condition on the link.
+func (l fwLink) exprs() (out []expr.Any) {
+	key, op := expr.MetaKeyIIFNAME, expr.CmpOpEq
+	if l.out {
+		key = expr.MetaKeyOIFNAME
+	}
+	if l.not {
+		op = expr.CmpOpNeq
+	}
+	for _, dev := range l.devs {
+		name := make([]byte, unix.IFNAMSIZ)
+		copy(name, dev)
+		out = append(out, &expr.Meta{Key: key, Register: 1}, &expr.Cmp{Op: op, Register: 1, Data: name})
+	}
+	return out
+}
+
+// clampExprs compiles "tcp flags syn tcp option maxseg size set rt mtu", of which
+// the kernel takes the lesser of both ways (net/netfilter/nft_rt.c).
+func clampExprs() []expr.Any {
+	const (
+		flags, syn             = 13, 0x02 // in the header (RFC 9293, section 3.1)
+		maxseg, offset, length = 2, 2, 2  // the option (section 3.2)
+	)
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{syn}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{0}},
+		&expr.Rt{Register: 1, Key: expr.RtTCPMSS},
+		&expr.Byteorder{SourceRegister: 1, DestRegister: 1, Op: expr.ByteorderHton, Len: 2, Size: 2},
+		&expr.Exthdr{SourceRegister: 1, Type: maxseg, Offset: offset, Len: length, Op: expr.ExthdrOpTcpopt},
+	}
+}
+
 // exprs compiles the rule to what the kernel runs.
 func (r fwRule) exprs() []expr.Any {
 	family, size, saddr, daddr := byte(unix.NFPROTO_IPV4), uint32(4), uint32(12), uint32(16)
 	if r.v6 {
 		family, size, saddr, daddr = unix.NFPROTO_IPV6, 16, 8, 24
 	}
-	var out []expr.Any
+	out := r.link.exprs()
+	if r.clamp {
+		return append(out, clampExprs()...)
+	}
 	if r.port != 0 {
 		out = append(out,
 			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},

@@ -61,7 +61,7 @@ func (o *observedTable) readChains(conn *nftables.Conn) error {
 		seen := fwChain{name: c.Name, kind: string(c.Type)}
 		if c.Hooknum != nil && c.Priority != nil && c.Policy != nil && *c.Policy == nftables.ChainPolicyAccept {
 			seen.number = int32(*c.Priority)
-			for _, hook := range []string{"input", "postrouting"} {
+			for _, hook := range []string{"prerouting", "input", "forward", "postrouting"} {
 				if *c.Hooknum == *hookOf(hook) {
 					seen.hook = hook
 				}

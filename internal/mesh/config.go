@@ -101,6 +101,9 @@ type Config struct {
 	ManageLocal bool
 	// ManageCNI says that Kilo is the pod network and so masquerades what leaves it (--cni).
 	ManageCNI bool
+	// StrictEncryption drops what goes to pods of other locations, or says that it
+	// comes from them, over links that no route to them leads to.
+	StrictEncryption bool
 	// WireGuardDev names the WireGuard link, TunnelDev the ipip link and
 	// VXLANDev the vxlan link; the ip6tnl link is TunnelDev with "-6" behind it.
 	WireGuardDev, TunnelDev, VXLANDev string

@@ -49,6 +49,10 @@ func (t *Topology) State(name string, key SecretKey, facts Facts) (State, []Prob
 		p.besideAddOn()
 	}
 	p.firewall()
+	p.clamp()
+	if t.cfg.StrictEncryption {
+		p.strict()
+	}
 	p.forwarding()
 	p.state.Sort()
 	return p.state, sortCompactProblems(p.problems), nil
@@ -197,6 +201,64 @@ func (p *planner) device(key SecretKey) {
 // and in the same location it means what it says.
 func (p *planner) comesToUs(lead *Node, endpoint netip.AddrPort) bool {
 	return lead.PersistentKeepalive != 0 && hasPublicEndpoint(p.self) && lead.Location != p.self.Location && endpoint.IsValid() && !IsPublic(endpoint.Addr())
+}
+
+// clamp finds the links that have room for less than others on the way: ours.
+func (p *planner) clamp() {
+	for _, l := range p.state.Links {
+		if l.Up {
+			p.state.Firewall.ClampDevs = append(p.state.Firewall.ClampDevs, l.Name)
+		}
+	}
+}
+
+// strict seals the pods of other locations: their packets come and go by the links
+// that lead to them. For a member without a tunnel to its leader that is the
+// underlay, where strictness can tell nothing.
+func (p *planner) strict() {
+	f := &p.state.Firewall
+	remote := map[netip.Prefix]bool{}
+	for i := range p.t.Locations {
+		if l := &p.t.Locations[i]; !p.isOwnSite(l) {
+			f.Sealed = append(f.Sealed, l.PodCIDRs()...)
+			for _, cidr := range l.PodCIDRs() {
+				remote[cidr] = true
+			}
+		}
+	}
+	f.SealedDevs = append(f.SealedDevs, p.t.cfg.WireGuardDev)
+	for i := range p.state.Routes {
+		if r := &p.state.Routes[i]; remote[r.Dst] {
+			f.SealedDevs = append(f.SealedDevs, r.Dev)
+		}
+	}
+	if p.leads {
+		return
+	}
+	if p.t.cfg.AddOn == AddOnCilium {
+		f.SealedDevs = append(f.SealedDevs, CiliumDev) // by which Cilium brings the leader's packets to pods
+	}
+	// What the leader sends need not come the way that we send: subnets differ, and
+	// what is for the host may come otherwise than what is for pods.
+	for _, own := range p.self.InternalIPs {
+		internal, ok := p.loc.Lead().InternalIP(own.Addr())
+		gateway := p.gateway(p.self, own.Addr())
+		link, here := p.facts.LinkOf(own.Addr())
+		if !ok || !gateway.IsValid() || !here {
+			continue
+		}
+		toHost := p.encapsulates(internal, own.Addr())
+		if !p.t.cfg.ManageLocal { // see addOnRoutes
+			toHost = p.t.cfg.AddOn != AddOnNone && p.t.cfg.Encapsulation != EncapsulateNever && gateway != own.Addr()
+		}
+		for _, tunnel := range []bool{p.encapsulates(internal, gateway), toHost} {
+			if tunnel {
+				f.SealedDevs = append(f.SealedDevs, p.tunnelDev(gateway))
+			} else {
+				f.SealedDevs = append(f.SealedDevs, link.Dev)
+			}
+		}
+	}
 }
 
 // firewall plans what keeps its source and what does not: what leaves our pods

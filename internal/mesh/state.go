@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // The tables of policy routing that a State uses.
@@ -56,19 +57,24 @@ func (s *State) Sort() {
 	s.Neighs = sortCompact(s.Neighs, Neigh.compare)
 	sortPeers(s.Device.Peers)
 	f := &s.Firewall
-	for _, ps := range []*[]netip.Prefix{&f.MasqueradeFrom, &f.MasqueradeTo, &f.Known, &f.TunnelFrom} {
+	for _, ps := range []*[]netip.Prefix{&f.MasqueradeFrom, &f.MasqueradeTo, &f.Known, &f.TunnelFrom, &f.Sealed} {
 		*ps = compactPrefixes(*ps)
+	}
+	for _, devs := range []*[]string{&f.ClampDevs, &f.SealedDevs} {
+		*devs = sortCompact(*devs, strings.Compare)
 	}
 }
 
-// WireGuardMTU returns the MTU in bytes of the WireGuard link, 0 without one.
-func (s State) WireGuardMTU() int {
+// PodMTU returns the MTU in bytes for the links of pods, the least of those of
+// our links, so that no packet is too large on any way; 0 without a link.
+func (s State) PodMTU() int {
+	least := 0
 	for _, l := range s.Links {
-		if l.Kind == KindWireGuard {
-			return l.MTU
+		if least == 0 || l.MTU < least {
+			least = l.MTU
 		}
 	}
-	return 0
+	return least
 }
 
 // LinkKind says what a Link is.
@@ -255,6 +261,13 @@ type Firewall struct {
 	// else IP protocol 4 over IPv4, 4 and 41 over IPv6) are let in, if there is a tunnel link of
 	// that family: of each family alone, no source means no check.
 	TunnelFrom []netip.Prefix
+	// ClampDevs are links over which the maximum segment size that TCP connections
+	// announce (RFC 9293, section 3.7.1) is lowered to what the path carries.
+	ClampDevs []string
+	// Sealed are pod CIDRs of other locations: packets to and from there that go
+	// through other links than SealedDevs are dropped.
+	Sealed     []netip.Prefix
+	SealedDevs []string
 }
 
 // ComparePrefix orders masked prefixes by family, address and length.

@@ -159,6 +159,7 @@ wg peer CQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE= # peer/p persistent-keepali
 firewall masquerade from 10.2.2.0/24,10.5.0.1/32
 firewall known 10.2.1.0/24,10.2.2.0/24,10.2.3.0/24,10.2.5.0/24,10.4.0.1/32,10.4.0.2/32,10.5.0.1/32,10.43.0.0/16,192.168.0.1/32,192.168.1.1/32,192.168.1.2/32,192.168.2.9/32
 firewall tunnel from 192.168.1.1/32,192.168.1.2/32,192.168.2.9/32
+firewall clamp devs kilo0,tunl0
 `
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("State of b (-want +got):\n%s", diff)
@@ -306,6 +307,7 @@ wg listen-port 51820
 wg peer AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE= # node/a endpoint 203.0.113.1:51820 allowed-ips 10.2.1.0/24,10.4.0.1/32,192.168.0.1/32,192.168.178.0/24
 firewall masquerade from 10.2.3.0/24
 firewall known 10.2.1.0/24,10.2.2.0/24,10.2.3.0/24,10.2.5.0/24,10.4.0.1/32,10.4.0.2/32,10.4.0.3/32,10.4.0.4/32,192.168.0.1/32,192.168.1.1/32,192.168.1.2/32,192.168.2.9/32
+firewall clamp devs kilo0
 `
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("State of c (-want +got):\n%s", diff)
@@ -498,8 +500,8 @@ func TestMTUFollowsTheDefaultRoute(t *testing.T) {
 		cfg.MTU = tt.flag
 		topology, _ := computed(t, cfg, nodes, nil)
 		facts := oneLink("192.168.1.1/24")
-		facts.DefaultMTU = tt.link
-		if got := stateOf(t, topology, "b", facts).WireGuardMTU(); got != tt.want {
+		facts.DefaultMTU, facts.Addrs[0].MTU = tt.link, max(tt.link, 1500)
+		if got := stateOf(t, topology, "b", facts).PodMTU(); got != tt.want {
 			t.Errorf("--mtu %d over a link of %d: MTU %d, want %d", tt.flag, tt.link, got, tt.want)
 		}
 	}
@@ -625,5 +627,50 @@ func TestMasqueradingStopsAtNarrowerPrefixesOfOthers(t *testing.T) {
 	}
 	if !slices.ContainsFunc(f.Known, func(p netip.Prefix) bool { return p.Contains(addr("192.1.2.3")) }) {
 		t.Errorf("known %v, want the rest of what the peer has", f.Known)
+	}
+}
+
+func TestPodsFitTheSmallestLink(t *testing.T) {
+	nodes, _ := matrixMesh()
+	topology, _ := computed(t, testConfig(), nodes, nil)
+	facts := oneLink("192.168.1.1/24")
+	for _, tt := range []struct{ underlay, want int }{{1500, 1420}, {9000, 1420}, {1400, 1380}} { // less the header of IPIP
+		facts.Addrs[0].MTU = tt.underlay
+		if got := stateOf(t, topology, "b", facts).PodMTU(); got != tt.want {
+			t.Errorf("private link of %d beside a default route of 1500: MTU of pods %d, want %d", tt.underlay, got, tt.want)
+		}
+	}
+}
+
+// SealedDevs are the links by which pods of other locations are reached and heard.
+func TestStrictEncryptionSealsTheLinksThatLeadToOtherLocations(t *testing.T) {
+	nodes, peers := matrixMesh()
+	for _, tt := range []struct {
+		name, node    string
+		encapsulation Encapsulation
+		granularity   Granularity
+		want          []string
+	}{
+		{"leader", "b", EncapsulateAlways, GranularityLocation, []string{"kilo0"}},
+		{"member behind a tunnel", "c", EncapsulateAlways, GranularityLocation, []string{"kilo0", "tunl0"}},
+		{"member that nothing is encapsulated for", "c", EncapsulateNever, GranularityLocation, []string{"eth0", "kilo0"}},
+		{"node that has its own tunnels", "c", EncapsulateAlways, GranularityFull, []string{"kilo0"}},
+	} {
+		cfg := testConfig()
+		cfg.Encapsulation, cfg.Granularity, cfg.StrictEncryption = tt.encapsulation, tt.granularity, true
+		topology, _ := computed(t, cfg, nodes, peers)
+		f := stateOf(t, topology, tt.node, oneLink("192.168.1.1/24", "192.168.1.2/24")).Firewall
+		sealed := prefixes("10.2.1.0/24")
+		if tt.granularity == GranularityFull {
+			sealed = prefixes("10.2.1.0/24", "10.2.2.0/24", "10.2.5.0/24")
+		}
+		if !slices.Equal(f.SealedDevs, tt.want) || !slices.Equal(f.Sealed, sealed) {
+			t.Errorf("%s: %v sealed to %q, want %v to %q", tt.name, f.Sealed, f.SealedDevs, sealed, tt.want)
+		}
+		cfg.StrictEncryption = false
+		topology, _ = computed(t, cfg, nodes, peers)
+		if f := stateOf(t, topology, tt.node, oneLink("192.168.1.1/24", "192.168.1.2/24")).Firewall; len(f.Sealed)+len(f.SealedDevs) > 0 {
+			t.Errorf("%s: sealed without being asked to", tt.name)
+		}
 	}
 }

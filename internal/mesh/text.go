@@ -38,9 +38,21 @@ func (s State) String() string {
 		{"masquerade to", s.Firewall.MasqueradeTo},
 		{"known", s.Firewall.Known},
 		{"tunnel from", s.Firewall.TunnelFrom},
+		{"sealed", s.Firewall.Sealed},
 	} {
 		if len(set.ps) > 0 {
 			fmt.Fprintf(&b, "firewall %s %s\n", set.name, joinPrefixes(set.ps))
+		}
+	}
+	for _, set := range []struct {
+		name string
+		devs []string
+	}{
+		{"sealed devs", s.Firewall.SealedDevs},
+		{"clamp devs", s.Firewall.ClampDevs},
+	} {
+		if len(set.devs) > 0 {
+			fmt.Fprintf(&b, "firewall %s %s\n", set.name, strings.Join(set.devs, ","))
 		}
 	}
 	return b.String()

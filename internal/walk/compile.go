@@ -19,6 +19,7 @@ func (h *host) compile(hosts int) {
 	h.compileRules()
 	h.pods = tableOf(h.PodCIDRs)
 	f := &h.State.Firewall
+	h.sealed = tableOf(f.Sealed)
 	h.masqFrom, h.masqTo, h.known, h.tunnelFrom = tableOf(f.MasqueradeFrom), tableOf(f.MasqueradeTo), tableOf(f.Known), tableOf(f.TunnelFrom)
 	for _, peer := range h.State.Device.Peers {
 		for _, p := range peer.AllowedIPs {

@@ -133,6 +133,7 @@ func TestTraceSaysWhatHappened(t *testing.T) {
 // cannot fail proves nothing.
 func TestEveryCauseOfDeath(t *testing.T) {
 	podA, podB, podC := ip("10.2.1.3"), ip("10.2.2.3"), ip("10.2.3.3")
+	podsB := pfx("10.2.2.0/24")
 	aToB := Packet{From: "a", Src: podA, Dst: podB}
 	bToC := Packet{From: "b", Src: podB, Dst: podC}
 	keyB := publicKeys[secrets[1]]
@@ -203,6 +204,12 @@ func TestEveryCauseOfDeath(t *testing.T) {
 		}},
 		{"firewall does not admit the vxlan tunnel", CauseTunnelFrom, bToC, true, func(c *computed) {
 			c.host("c").State.Firewall.TunnelFrom = []netip.Prefix{pfx("10.101.1.3/32")}
+		}},
+		{"sealed packet leaves by another link", CauseSealed, aToB, false, func(c *computed) {
+			c.host("a").State.Firewall.Sealed, c.host("a").State.Firewall.SealedDevs = []netip.Prefix{podsB}, []string{"other0"}
+		}},
+		{"sealed packet comes by another link", CauseSealed, aToB, false, func(c *computed) {
+			c.host("b").State.Firewall.Sealed, c.host("b").State.Firewall.SealedDevs = []netip.Prefix{pfx("10.2.1.0/24")}, []string{"eth0"}
 		}},
 		{"no neighbour entry", CauseNoNeigh, bToC, true, func(c *computed) { c.host("b").State.Neighs = nil }},
 		{"wrong MAC", CauseWrongMAC, bToC, true, func(c *computed) { c.host("b").State.Neighs[0].MAC[5]++ }},

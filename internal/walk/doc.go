@@ -15,7 +15,7 @@
 //     endpoints, roaming and keepalives, the outer packet's own way, and its loop;
 //   - ipip, ip6tnl and vxlan links with the input firewall of the receiver, and
 //     tunnels of other pod networks (Overlay);
-//   - masquerading on the way out and its reversal for the reply;
+//   - masquerading on the way out and its reversal for the reply, and sealed prefixes;
 //   - the underlay: segments, routers that know their site and drop sources that
 //     are not of it, strict sites that let only their own addresses pass, source
 //     NAT and forwarded ports towards the internet. Private addresses of other

@@ -160,6 +160,7 @@ func (s *scene) config(r source, fam families) {
 	} else if chance(r, 10) {
 		c.ManageLocal = false
 	}
+	c.StrictEncryption = chance(r, 50)
 	s.cilium = c.AddOn == mesh.AddOnCilium && chance(r, 50)
 }
 

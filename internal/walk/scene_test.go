@@ -195,8 +195,8 @@ func (c *computed) prove() (pairs int, failures []error, err error) {
 // String says what the scene is, for people.
 func (s *scene) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "granularity %s encapsulation %s tunnel %s add-on %q local %t cni %t cilium_tunl %t\n",
-		s.cfg.Granularity, s.cfg.Encapsulation, s.cfg.Tunnel, s.cfg.AddOn, s.cfg.ManageLocal, s.cfg.ManageCNI, s.cilium)
+	fmt.Fprintf(&b, "granularity %s encapsulation %s tunnel %s add-on %q local %t cni %t cilium_tunl %t strict %t\n",
+		s.cfg.Granularity, s.cfg.Encapsulation, s.cfg.Tunnel, s.cfg.AddOn, s.cfg.ManageLocal, s.cfg.ManageCNI, s.cilium, s.cfg.StrictEncryption)
 	fmt.Fprintf(&b, "WireGuard CIDRs %v leaders %v\n", s.cfg.WireGuardCIDRs, s.leads)
 	for _, site := range s.sites {
 		fmt.Fprintf(&b, "site %s strict %t forward %v\n", site.Name, site.Strict, site.Forward)

@@ -157,6 +157,7 @@ const (
 	CauseWrongSource   Cause = "the source is not among the allowed IPs of the sending peer"
 
 	CauseNoTunnelLink Cause = "the receiver has no such tunnel link"
+	CauseSealed       Cause = "the firewall drops what is sealed and goes by another link"
 	CauseTunnelFrom   Cause = "the receiver's firewall drops tunnel packets from this source"
 	CauseNoNeigh      Cause = "the gateway has no neighbour entry on the tunnel link"
 	CauseWrongMAC     Cause = "the tunnel packet is for another MAC address"

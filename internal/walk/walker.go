@@ -190,6 +190,9 @@ func (w *walker) run(a arrival) (arrival, *Death) {
 			return a, nil
 		}
 		h := a.host
+		if h.sealed.has(a.p.src) && !slices.Contains(h.State.Firewall.SealedDevs, h.links[a.iif].name) {
+			return arrival{}, w.die(h.Name, CauseSealed, a.p)
+		}
 		a.p = w.restore(h, a.p)
 		if _, ok := h.local[a.p.src]; ok {
 			return arrival{}, w.die(h.Name, CauseMartian, a.p)
@@ -223,6 +226,9 @@ func (w *walker) transmit(h *host, r *route, p packet) (arrival, *Death) {
 	w.step(Step{Host: h.Name, What: "route", Dev: l.name, Addr: r.via, Src: p.src, Dst: p.dst})
 	if !l.up {
 		return arrival{}, w.die(h.Name, CauseLinkDown, p)
+	}
+	if h.sealed.has(p.dst) && !slices.Contains(h.State.Firewall.SealedDevs, l.name) {
+		return arrival{}, w.die(h.Name, CauseSealed, p)
 	}
 	switch l.kind {
 	case linkBridge:

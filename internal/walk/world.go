@@ -162,6 +162,7 @@ type host struct {
 	masqTo     table
 	known      table
 	tunnelFrom table
+	sealed     table
 	wireGuard  int
 	tunnels    []tunnelState
 	outers     map[netip.Addr]outerResult
