@@ -7,6 +7,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"sync"
 )
 
 // carried yields the prefixes that are reached through the location, but for its WireGuard IPs.
@@ -153,14 +154,9 @@ func (p *planner) isAnothers(peer DevicePeer) bool {
 // address in the mesh must. So the ways are in TableSealed, which only
 // WireGuard's own packets pass by.
 func (p *planner) sealed(h *holes) (sealed []Route) {
-	var lengths [2][129]bool // of routes, of IPv4 and IPv6
-	for _, routes := range [][]Route{p.state.Routes, p.local} {
-		for i := range routes {
-			lengths[family(routes[i].Dst.Addr())][routes[i].Dst.Bits()] = true
-		}
-	}
+	lengths := sync.OnceValue(p.lengths)
 	seal := func(ip netip.Addr) {
-		r := p.longest(ip, lengths[family(ip)][:ip.BitLen()+1])
+		r := p.longest(ip, lengths()[family(ip)])
 		if r == nil || r.Dev != p.t.cfg.WireGuardDev || h.has(single(ip)) {
 			return
 		}
@@ -183,6 +179,17 @@ func (p *planner) sealed(h *holes) (sealed []Route) {
 	}
 	h.sort()
 	return sealed
+}
+
+// lengths tells which prefix lengths the planned routes have, of IPv4 and IPv6.
+func (p *planner) lengths() [2][]bool {
+	have := [2][]bool{make([]bool, 32+1), make([]bool, 128+1)}
+	for _, routes := range [][]Route{p.state.Routes, p.local} {
+		for i := range routes {
+			have[family(routes[i].Dst.Addr())][routes[i].Dst.Bits()] = true
+		}
+	}
+	return have
 }
 
 // longest returns the planned route in table main that carries packets to ip, nil

@@ -3,6 +3,7 @@
 package mesh
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -221,11 +222,18 @@ func PublishedGranularity(nodes []Node) (Granularity, error) {
 
 // index returns where the node is: the location and the place in it.
 func (t *Topology) index(name string) (location, node int, ok bool) {
+	alone := place{own: true, name: name}
+	i, ok := slices.BinarySearchFunc(t.Locations, alone, func(l Location, p place) int { return l.place.compare(p) })
+	if ok {
+		return i, 0, true
+	}
 	for i := range t.Locations {
-		for j, n := range t.Locations[i].Nodes {
-			if n.Name == name {
-				return i, j, true
-			}
+		l := &t.Locations[i]
+		if l.place.own { // as are all that follow
+			break
+		}
+		if j, ok := slices.BinarySearchFunc(l.Nodes, name, func(n *Node, name string) int { return cmp.Compare(n.Name, name) }); ok {
+			return i, j, true
 		}
 	}
 	return 0, 0, false
