@@ -38,6 +38,11 @@ func number(p netip.Prefix) uint64 {
 	return uint64(binary.BigEndian.Uint32(b[:]))<<6 | uint64(p.Bits()) //nolint:gosec // 0 to 32
 }
 
+// lastNumber is the greatest number of a prefix within p.
+func lastNumber(p netip.Prefix) uint64 {
+	return number(p)>>6<<6 | (1<<(32-p.Bits())-1)<<6 | (1<<6 - 1)
+}
+
 // prefixOf is the reverse of number.
 func prefixOf(n uint64) netip.Prefix {
 	var b [4]byte

@@ -7,7 +7,6 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
-	"sync"
 )
 
 // carried yields the prefixes that are reached through the location, but for its WireGuard IPs.
@@ -154,9 +153,12 @@ func (p *planner) isAnothers(peer DevicePeer) bool {
 // address in the mesh must. So the ways are in TableSealed, which only
 // WireGuard's own packets pass by.
 func (p *planner) sealed(h *holes) (sealed []Route) {
-	lengths := sync.OnceValue(p.lengths)
+	var lengths [2][]bool // once somebody asks
 	seal := func(ip netip.Addr) {
-		r := p.longest(ip, lengths()[family(ip)])
+		if lengths[0] == nil {
+			lengths = p.lengths()
+		}
+		r := p.longest(ip, lengths[family(ip)])
 		if r == nil || r.Dev != p.t.cfg.WireGuardDev || h.has(single(ip)) {
 			return
 		}
@@ -229,6 +231,15 @@ func (h *holes) from(dst netip.Prefix) {
 	}
 }
 
+// hits reports whether dst contains a hole. Those before dst were dropped.
+func (h *holes) hits(dst netip.Prefix) bool {
+	if dst.Addr().Is4() {
+		return len(h.v4) > 0 && h.v4[0] <= lastNumber(dst)
+	}
+	_, ok := h.within(dst)
+	return ok
+}
+
 // has reports whether p is a hole.
 func (h *holes) has(p netip.Prefix) bool {
 	if p.Addr().Is4() {
@@ -258,43 +269,44 @@ func (p *planner) cut() {
 	sortRoutes(p.state.Routes)
 	h := p.holes()
 	sealed := p.sealed(&h)
-	// Where a narrower prefix has a route of its own, that carries the packet.
-	narrower := func(dst netip.Prefix) bool { return p.planned(dst) != nil }
 	var parts []Route
-	cut := make([]bool, len(p.state.Routes))
-	for i, r := range p.state.Routes {
+	cut := map[netip.Prefix]bool{}
+	for i := range p.state.Routes {
+		r := &p.state.Routes[i]
 		h.from(r.Dst)
-		if _, cut[i] = h.within(r.Dst); !cut[i] && r.Dst.Bits() > 0 {
-			continue
-		}
-		whole := []netip.Prefix{r.Dst}
-		if cut[i] = true; r.Dst.Bits() == 0 { // for the host has a default route of its own, perhaps
-			low, high := halves(r.Dst)
-			whole = []netip.Prefix{low, high}
-		}
-		inside := h // nested routes have the same holes
-		for _, dst := range whole {
-			inside.spare(dst, narrower, func(part netip.Prefix) {
-				r.Dst = part
-				parts = append(parts, r)
-			})
+		if r.Dst.Bits() == 0 || h.hits(r.Dst) {
+			cut[r.Dst] = true
+			parts = append(parts, p.around(h, *r)...)
 		}
 	}
-	kept := p.state.Routes[:0]
-	for i, r := range p.state.Routes {
-		if !cut[i] {
-			kept = append(kept, r)
-		}
+	if len(cut) > 0 {
+		p.state.Routes = append(slices.DeleteFunc(p.state.Routes, func(r Route) bool { return cut[r.Dst] }), parts...)
 	}
-	p.state.Routes = append(append(kept, parts...), sealed...)
-	if len(parts) > 0 {
-		sortRoutes(p.state.Routes)
-	}
+	p.state.Routes = append(p.state.Routes, sealed...)
+	sortRoutes(p.state.Routes)
 	for i, all := range everything() {
 		if slices.ContainsFunc(sealed, func(r Route) bool { return family(r.Dst.Addr()) == i }) {
 			p.state.Rules = append(p.state.Rules, SealingRules(all, p.self.ListenPort)...)
 		}
 	}
+}
+
+// around returns the routes to what of r.Dst is no hole. Where a narrower prefix
+// has a route of its own, that carries the packet.
+func (p *planner) around(h holes, r Route) (parts []Route) {
+	whole := []netip.Prefix{r.Dst}
+	if r.Dst.Bits() == 0 { // to which the host has a route of its own, perhaps
+		low, high := halves(r.Dst)
+		whole = []netip.Prefix{low, high}
+	}
+	narrower := func(dst netip.Prefix) bool { return p.planned(dst) != nil }
+	for _, dst := range whole {
+		h.spare(dst, narrower, func(part netip.Prefix) {
+			r.Dst = part
+			parts = append(parts, r)
+		})
+	}
+	return parts
 }
 
 // lastRulePort is the greatest that the kernel takes in a rule (fib_rule_port_range_valid
