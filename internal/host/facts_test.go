@@ -46,7 +46,7 @@ func TestFacts(t *testing.T) {
 	}}
 	check(want)
 
-	must(t, addRoutes("eth0", "fd01::2", "::/0"))
+	must(t, addRoutes("fd01::2", "::/0"))
 	want.DefaultDev, want.DefaultMTU = "eth0", 1500
 	check(want)
 

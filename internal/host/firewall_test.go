@@ -234,7 +234,7 @@ func TestFirewallMasqueradesWhatLeavesTheMesh(t *testing.T) {
 	})
 	b.Do(t, func() {
 		nettest.Up(t, "eth0", "192.0.2.3/24", "192.0.2.100/24", "2001:db8::2/64", "2001:db8::3/64")
-		nettest.NoErr(t, addRoutes("eth0", "192.0.2.1", "10.2.1.0/24", "172.16.0.0/24"))
+		nettest.NoErr(t, addRoutes("192.0.2.1", "10.2.1.0/24", "172.16.0.0/24"))
 	})
 	for _, c := range []struct{ src, dst, want string }{
 		{"10.2.1.1", "192.0.2.2", "192.0.2.1"},

@@ -28,6 +28,7 @@ import (
 
 func TestMain(m *testing.M) {
 	nettest.Main(m, map[string]nettest.Program{
+		"churn": churn,
 		// A WireGuard device is a process of its own: all its threads are in the namespace then.
 		"userwg": func(args []string) error {
 			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -406,8 +407,8 @@ func deviceText(d device) []string {
 }
 
 // addRoutes adds routes of nobody in particular.
-func addRoutes(dev, via string, dsts ...string) error {
-	l, err := netlink.LinkByName(dev)
+func addRoutes(via string, dsts ...string) error {
+	l, err := netlink.LinkByName("eth0")
 	if err != nil {
 		return err
 	}

@@ -51,7 +51,7 @@ func TestSegmentsFitOurLinks(t *testing.T) {
 			if pfx(dst).Addr().Is6() {
 				gateway = via6
 			}
-			nettest.NoErr(t, addRoutes("eth0", gateway, dst))
+			nettest.NoErr(t, addRoutes(gateway, dst))
 		}
 	}
 	pod.Do(t, func() {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 )
@@ -42,8 +43,28 @@ func Main(m *testing.M, programs map[string]Program) {
 // Process is a process that a test started.
 type Process struct {
 	cmd    *exec.Cmd
-	output bytes.Buffer
+	output output
 	done   chan error
+}
+
+// output is written to while others read it.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+// String returns what was written so far.
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
 }
 
 // Start starts one of Main's programs in the current namespace. It is killed
@@ -81,5 +102,5 @@ func (p *Process) Wait() error {
 	return err
 }
 
-// Output returns what the process wrote, once Wait returned.
+// Output returns what the process wrote so far, all of it once Wait returned.
 func (p *Process) Output() string { return p.output.String() }
