@@ -23,7 +23,7 @@ import (
 type agentFlags struct {
 	backend, cniPath, compatibility, encapsulate, hostname, iface, kubeconfig, leaderElection, listen, master, granularity, mtu, topologyLabel, tunnel, wireguard string
 	subnets, serviceCIDRs, internalCIDRs                                                                                                                          []string
-	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate, strict                                                                             bool
+	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate, strict, forwardRules                                                               bool
 	port                                                                                                                                                          int
 	resyncPeriod                                                                                                                                                  time.Duration
 	// given reports whether a flag is on the command line.
@@ -42,6 +42,7 @@ func (f *agentFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.encapsulate, "encapsulate", "always", "which packets inside a location go through a tunnel: never, crosssubnet or always (with --mesh-granularity=cross: never)")
 	fs.StringVar(&f.hostname, "hostname", "", "`name` of this host's Node (default: the host name)")
 	fs.StringVar(&f.iface, "interface", "kilo0", "`name` of the WireGuard link")
+	fs.BoolVar(&f.forwardRules, "iptables-forward-rules", false, "with --cni, accept what is forwarded for pods in the chain FORWARD of iptables, for hosts that drop it there")
 	fs.StringSliceVar(&f.internalCIDRs, "internal-cidr", nil, "`CIDR` that the internal IP must be in; may be repeated")
 	fs.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig `file` (default: in-cluster)")
 	fs.StringVar(&f.leaderElection, "leader-election", "sticky", "who leads a location: the node that does, unless there is a better one (sticky), or always the first of the best (static), which agents of releases up to 0.7 in the same cluster need")
@@ -127,7 +128,7 @@ func (f *agentFlags) parse() (settings, error) {
 	if f.resyncPeriod <= 0 {
 		return s, fmt.Errorf("--resync-period %v: want more than 0", f.resyncPeriod)
 	}
-	m.ManageLocal, m.ManageCNI, m.StrictEncryption = f.local, f.cni, f.strict
+	m.ManageLocal, m.ManageCNI, m.StrictEncryption, m.ForwardRules = f.local, f.cni, f.strict, f.forwardRules
 	m.WireGuardDev, m.TunnelDev, m.VXLANDev = f.iface, tunnelDev, vxlanDev
 	if err := m.Validate(); err != nil {
 		return s, err

@@ -92,7 +92,7 @@ func TestCrossEncapsulatesNothing(t *testing.T) {
 }
 
 func TestFlagsBecomeSettings(t *testing.T) {
-	s, err := parse(t, "--subnet=10.4.0.9/16", "--subnet=fd00:4::/64", "--mtu=1400", "--port=4500", "--local=false", "--cni=false", "--interface=wg7", "--mesh-granularity=full", "--encapsulate=never")
+	s, err := parse(t, "--subnet=10.4.0.9/16", "--subnet=fd00:4::/64", "--mtu=1400", "--port=4500", "--local=false", "--cni=false", "--interface=wg7", "--mesh-granularity=full", "--encapsulate=never", "--strict-encryption", "--iptables-forward-rules")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestFlagsBecomeSettings(t *testing.T) {
 		Granularity: mesh.GranularityFull, Encapsulation: mesh.EncapsulateNever,
 		WireGuardCIDRs: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16"), netip.MustParsePrefix("fd00:4::/64")},
 		Tunnel:         mesh.KindIPIP,
-		WireGuardDev:   "wg7", TunnelDev: "tunl0", VXLANDev: "kilo-vxlan", MTU: 1400,
+		WireGuardDev:   "wg7", TunnelDev: "tunl0", VXLANDev: "kilo-vxlan", MTU: 1400, StrictEncryption: true, ForwardRules: true,
 	}
 	if diff := cmp.Diff(want, s.agent.Mesh, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 		t.Errorf("mesh config (-want +got):\n%s", diff)

@@ -18,10 +18,11 @@
 //	rule              protocol 117, priority 1107
 //	WireGuard peer    is on our device
 //	nftables          table "inet kilo"
+//	iptables          comment "kilo: forward …" in the chain FORWARD
 //
 // Everything else is left alone. The order of one pass keeps traffic flowing:
 //
-//	links made, MTU ─► sysctls ─► peers and prefixes added or moved ─► firewall
+//	links made, MTU ─► sysctls ─► FORWARD ─► peers and prefixes added or moved ─► firewall
 //	─► addresses added ─► links up ─► routes added or replaced ─► rules
 //	─► routes deleted ─► addresses deleted ─► prefixes and peers removed
 //	─► links down ─► links deleted
@@ -29,8 +30,7 @@
 // A tunnel over IPv6 is an external ip6tnl link: there the kernel's route says
 // "encap ip6 dst VIA" where a mesh.Route says "via VIA".
 //
-// Limits: no watching of the kernel (Apply is called again), no iptables rules,
-// no tunnel links but ipip and ip6tnl, and the route metrics are the kernel's
-// defaults, so two programs cannot both have a route to one destination in one
+// Limits: no rules of iptables but in FORWARD, no tunnel links but ipip, ip6tnl
+// and vxlan, and the route metrics are the kernel's defaults, so two programs cannot both have a route to one destination in one
 // table: the other one's stays, and Apply reports ours as an error.
 package host

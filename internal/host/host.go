@@ -87,9 +87,12 @@ type Host struct {
 	nl     *netlink.Handle
 	strict *netlink.Handle // for dumps that the kernel filters
 	nft    *nftables.Conn
-	wg     wgClient
-	dialWG func() (wgClient, error)
-	now    func() time.Time
+	// xtablesClean are those that have no rules of ours and are not to have any,
+	// so that no program runs only to find none.
+	xtablesClean map[iptables]bool
+	wg           wgClient
+	dialWG       func() (wgClient, error)
+	now          func() time.Time
 	// desired is what this process desired last, see diffDevice.
 	desired desired
 	// beforeWrite, if not nil, is told of each write, counted from 1; its error is the write's.
@@ -194,6 +197,7 @@ func (h *Host) apply(ctx context.Context, s mesh.State, deleteLink bool) ([]Chan
 	}
 	p.makeLinks()
 	p.sysctls()
+	p.forward()
 	device := p.deviceGrow()
 	if !p.wantsNoTable() {
 		p.firewall()

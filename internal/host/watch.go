@@ -51,7 +51,7 @@ func (h *Host) Watch(ctx context.Context, started, changed func()) error {
 	var both sync.WaitGroup
 	var errs [2]error
 	both.Go(func() { defer closeAll(); errs[0] = receive(ctx, rt, w.rtConcerns, changed) })
-	both.Go(func() { defer closeAll(); errs[1] = receive(ctx, nft, nftConcerns, changed) })
+	both.Go(func() { defer closeAll(); errs[1] = receive(ctx, nft, w.nftConcerns, changed) })
 	both.Wait()
 	return errors.Join(errs[:]...)
 }
@@ -282,13 +282,27 @@ func (w *watch) route(m syscall.NetlinkMessage, want *mesh.State) bool {
 	}
 }
 
-// nftConcerns judges a message of nfnetlink: whether it is about our table. The
+// nftConcerns judges a message of nfnetlink: whether it is about our table, or
+// iptables lost a rule of the chain that we have some in, or has that chain only now. The
 // name of the table is the first attribute of each (linux/netfilter/nf_tables.h).
-func nftConcerns(m syscall.NetlinkMessage) bool {
+func (w *watch) nftConcerns(m syscall.NetlinkMessage) bool {
 	const nfgenmsg = 4
 	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN {
 		return false
 	}
 	a, ok := attributes(m, nfgenmsg)
-	return !ok || nl.BytesToString(a[unix.NFTA_TABLE_NAME]) == tableName
+	if !ok || nl.BytesToString(a[unix.NFTA_TABLE_NAME]) == tableName {
+		return true
+	}
+	if want := w.h.applied.Load(); want == nil || len(want.AcceptForward) == 0 {
+		return false
+	}
+	switch m.Header.Type & 0xff {
+	case unix.NFT_MSG_DELRULE:
+		return nl.BytesToString(a[unix.NFTA_RULE_CHAIN]) == forwardChainName
+	case unix.NFT_MSG_NEWCHAIN:
+		return nl.BytesToString(a[unix.NFTA_CHAIN_NAME]) == forwardChainName
+	default:
+		return false
+	}
 }

@@ -101,6 +101,9 @@ type Config struct {
 	ManageLocal bool
 	// ManageCNI says that Kilo is the pod network and so masquerades what leaves it (--cni).
 	ManageCNI bool
+	// ForwardRules accepts what is forwarded for pods in the chain FORWARD of iptables;
+	// of effect with ManageCNI alone (--iptables-forward-rules).
+	ForwardRules bool
 	// StrictEncryption drops what goes to pods of other locations, or says that it
 	// comes from them, over links that no route to them leads to.
 	StrictEncryption bool

@@ -54,6 +54,7 @@ func (t *Topology) State(name string, key SecretKey, facts Facts) (State, []Prob
 		p.strict()
 	}
 	p.forwarding()
+	p.acceptForward()
 	p.state.Sort()
 	return p.state, sortCompactProblems(p.problems), nil
 }
@@ -134,6 +135,17 @@ func (p *planner) forwarding() {
 		}
 	}
 	p.state.Forward4, p.state.Forward6 = through[0], through[1]
+}
+
+// acceptForward accepts what is forwarded on a leader for its location, on another node for its pods.
+func (p *planner) acceptForward() {
+	switch {
+	case !p.t.cfg.ForwardRules || !p.t.cfg.ManageCNI:
+	case p.leads:
+		p.state.AcceptForward = slices.Concat(p.loc.PodCIDRs(), p.loc.InternalIPs(), p.loc.AllowedLocationIPs())
+	default:
+		p.state.AcceptForward = slices.Clone(p.self.PodCIDRs)
+	}
 }
 
 // links plans the WireGuard link, which only a leader's traffic uses, and the

@@ -46,6 +46,9 @@ type State struct {
 	Firewall Firewall
 	// Forward4 and Forward6 ask for packet forwarding by address family.
 	Forward4, Forward6 bool
+	// AcceptForward are prefixes that packets from and to are accepted in the chain
+	// FORWARD of iptables, where there is one. They are masked and sorted, and none contains another.
+	AcceptForward []netip.Prefix
 }
 
 // Sort brings the slices of a State that is being put together into their order.
@@ -57,7 +60,7 @@ func (s *State) Sort() {
 	s.Neighs = sortCompact(s.Neighs, Neigh.compare)
 	sortPeers(s.Device.Peers)
 	f := &s.Firewall
-	for _, ps := range []*[]netip.Prefix{&f.MasqueradeFrom, &f.MasqueradeTo, &f.Known, &f.TunnelFrom, &f.Sealed} {
+	for _, ps := range []*[]netip.Prefix{&f.MasqueradeFrom, &f.MasqueradeTo, &f.Known, &f.TunnelFrom, &f.Sealed, &s.AcceptForward} {
 		*ps = compactPrefixes(*ps)
 	}
 	for _, devs := range []*[]string{&f.ClampDevs, &f.SealedDevs} {
