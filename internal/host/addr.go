@@ -127,7 +127,7 @@ func addrText(a mesh.Addr) string { return strings.TrimPrefix(a.String(), "addr 
 
 func ipNet(p netip.Prefix) *net.IPNet { return netipx.PrefixIPNet(p) } //nolint:forbidigo // what netlink takes
 
-// sysctl sets a value below /proc/sys if it differs.
+// sysctl sets a value below /proc/sys if it differs, and sees that it took.
 func (p *pass) sysctl(key, value string) {
 	path := "/proc/sys/" + key
 	c := Change{OpReplace, KindSysctl, strings.ReplaceAll(key, "/", ".") + "=" + value}
@@ -139,17 +139,54 @@ func (p *pass) sysctl(key, value string) {
 	if strings.TrimSpace(string(old)) == value {
 		return
 	}
-	p.write(c, func() error { return os.WriteFile(path, []byte(value+"\n"), 0o644) })
+	p.write(c, func() error {
+		if err := os.WriteFile(path, []byte(value+"\n"), 0o644); err != nil {
+			return err
+		}
+		now, err := os.ReadFile(path)
+		if got := strings.TrimSpace(string(now)); err == nil && got != value {
+			return fmt.Errorf("reads %q after it was set", got)
+		}
+		return err
+	})
 }
 
-// sysctls switches forwarding on where the State asks for it. It never
-// switches it off: we cannot know who else needs it.
+// sysctls switches forwarding on where the State asks for it, and strict filters
+// of reverse paths off for our links. It never does the contrary: we cannot know
+// who else needs it so.
 func (p *pass) sysctls() {
 	if p.want.Forward4 {
 		p.sysctl("net/ipv4/ip_forward", "1")
 	}
 	if p.want.Forward6 {
 		p.forward6()
+	}
+	for _, w := range p.want.Links {
+		if _, ok := p.links[w.Name]; ok {
+			p.reversePath(w.Name)
+		}
+	}
+}
+
+// reversePath sees that the kernel does not drop what comes in through a link of
+// ours and would be answered through another one: that is so where one of two nodes
+// encapsulates and the other does not, and while leaders change. WireGuard, and
+// the firewall for tunnels, know better who may send what. Of the link's value
+// and that for all links the greater counts: 0 is off, 1 strict, 2 loose
+// (rp_filter in the kernel's ip-sysctl.rst).
+func (p *pass) reversePath(dev string) {
+	const strict, loose = "1", "2"
+	effective := ""
+	for _, name := range []string{"all", dev} {
+		value, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + name + "/rp_filter")
+		if err != nil {
+			p.errs = append(p.errs, err)
+			return
+		}
+		effective = max(effective, strings.TrimSpace(string(value)))
+	}
+	if effective == strict {
+		p.sysctl("net/ipv4/conf/"+dev+"/rp_filter", loose)
 	}
 }
 

@@ -138,7 +138,7 @@ func (w *watch) rtConcerns(m syscall.NetlinkMessage) bool {
 		return !ok || len(a[fraProtocol]) > 0 && a[fraProtocol][0] == RouteProtocol
 	case unix.RTM_NEWNETCONF:
 		a, ok := attributes(m, 4) // struct netconfmsg, padded
-		return !ok || len(a[netconfaIfindex]) == 4 && int32(binary.NativeEndian.Uint32(a[netconfaIfindex])) == netconfaAll
+		return !ok || len(a[netconfaIfindex]) == 4 && w.netconf(a, want)
 	default:
 		return false
 	}
@@ -146,10 +146,21 @@ func (w *watch) rtConcerns(m syscall.NetlinkMessage) bool {
 
 // Of linux/fib_rules.h and linux/netconf.h.
 const (
-	fraProtocol     = 21
-	netconfaIfindex = 1
-	netconfaAll     = -1
+	fraProtocol      = 21
+	netconfaIfindex  = 1
+	netconfaRPFilter = 3
+	netconfaAll      = -1
 )
+
+// netconf judges a setting of all links, or of one: of ours, what a pass would change.
+func (w *watch) netconf(a map[uint16][]byte, want *mesh.State) bool {
+	index := int32(binary.NativeEndian.Uint32(a[netconfaIfindex]))
+	if index == netconfaAll {
+		return true
+	}
+	strict := len(a[netconfaRPFilter]) == 4 && binary.NativeEndian.Uint32(a[netconfaRPFilter]) == 1
+	return strict && w.isOwn(w.links[int(index)].name, want)
+}
 
 // attributes returns those behind a header of that size, by their types; ok is
 // false if they cannot be read.
