@@ -224,55 +224,6 @@ func (p *planner) clamp() {
 	}
 }
 
-// strict seals the pods of other locations: their packets come and go by the links
-// that lead to them. For a member without a tunnel to its leader that is the
-// underlay, where strictness can tell nothing.
-func (p *planner) strict() {
-	f := &p.state.Firewall
-	remote := map[netip.Prefix]bool{}
-	for i := range p.t.Locations {
-		if l := &p.t.Locations[i]; !p.isOwnSite(l) {
-			f.Sealed = append(f.Sealed, l.PodCIDRs()...)
-			for _, cidr := range l.PodCIDRs() {
-				remote[cidr] = true
-			}
-		}
-	}
-	f.SealedDevs = append(f.SealedDevs, p.t.cfg.WireGuardDev)
-	for i := range p.state.Routes {
-		if r := &p.state.Routes[i]; remote[r.Dst] {
-			f.SealedDevs = append(f.SealedDevs, r.Dev)
-		}
-	}
-	if p.leads {
-		return
-	}
-	if p.t.cfg.AddOn == AddOnCilium {
-		f.SealedDevs = append(f.SealedDevs, CiliumDev) // by which Cilium brings the leader's packets to pods
-	}
-	// What the leader sends need not come the way that we send: subnets differ, and
-	// what is for the host may come otherwise than what is for pods.
-	for _, own := range p.self.InternalIPs {
-		internal, ok := p.loc.Lead().InternalIP(own.Addr())
-		gateway := p.gateway(p.self, own.Addr())
-		link, here := p.facts.LinkOf(own.Addr())
-		if !ok || !gateway.IsValid() || !here {
-			continue
-		}
-		toHost := p.encapsulates(internal, own.Addr())
-		if !p.t.cfg.ManageLocal { // see addOnRoutes
-			toHost = p.t.cfg.AddOn != AddOnNone && p.t.cfg.Encapsulation != EncapsulateNever && gateway != own.Addr()
-		}
-		for _, tunnel := range []bool{p.encapsulates(internal, gateway), toHost} {
-			if tunnel {
-				f.SealedDevs = append(f.SealedDevs, p.tunnelDev(gateway))
-			} else {
-				f.SealedDevs = append(f.SealedDevs, link.Dev)
-			}
-		}
-	}
-}
-
 // firewall plans what keeps its source and what does not: what leaves our pods
 // or comes from a peer keeps it on the way to everything that the mesh knows,
 // and gets the node's address on the way to the rest; what goes to our
@@ -282,9 +233,6 @@ func (p *planner) firewall() {
 	f := &p.state.Firewall
 	if p.t.cfg.ManageCNI {
 		f.MasqueradeFrom = append(f.MasqueradeFrom, p.self.PodCIDRs...)
-	}
-	around := func(h holes, p netip.Prefix, f func(netip.Prefix)) {
-		h.spare(p, func(netip.Prefix) bool { return false }, f)
 	}
 	elsewhere := p.t.allowedLocationIPs(func(l *Location) bool { return !p.isOwnSite(l) })
 	for _, alip := range p.siteAllowedLocationIPs() {

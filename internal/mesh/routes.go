@@ -370,6 +370,11 @@ func (h *holes) spare(dst netip.Prefix, covered func(netip.Prefix) bool, f func(
 	}
 }
 
+// around calls f with the parts of p in which no hole is.
+func around(h holes, p netip.Prefix, f func(netip.Prefix)) {
+	h.spare(p, func(netip.Prefix) bool { return false }, f)
+}
+
 // halves cuts a prefix in two; p is not a single address.
 func halves(p netip.Prefix) (low, high netip.Prefix) {
 	bits := p.Bits()

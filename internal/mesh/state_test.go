@@ -651,7 +651,8 @@ func TestStrictEncryptionSealsTheLinksThatLeadToOtherLocations(t *testing.T) {
 		granularity   Granularity
 		want          []string
 	}{
-		{"leader", "b", EncapsulateAlways, GranularityLocation, []string{"kilo0"}},
+		{"leader", "b", EncapsulateAlways, GranularityLocation, []string{"kilo0", "tunl0"}}, // as long as some send to the leader before
+		{"leader that nothing is encapsulated for", "b", EncapsulateNever, GranularityLocation, []string{"kilo0"}},
 		{"member behind a tunnel", "c", EncapsulateAlways, GranularityLocation, []string{"kilo0", "tunl0"}},
 		{"member that nothing is encapsulated for", "c", EncapsulateNever, GranularityLocation, []string{"eth0", "kilo0"}},
 		{"node that has its own tunnels", "c", EncapsulateAlways, GranularityFull, []string{"kilo0"}},
@@ -672,5 +673,29 @@ func TestStrictEncryptionSealsTheLinksThatLeadToOtherLocations(t *testing.T) {
 		if f := stateOf(t, topology, tt.node, oneLink("192.168.1.1/24", "192.168.1.2/24")).Firewall; len(f.Sealed)+len(f.SealedDevs) > 0 {
 			t.Errorf("%s: sealed without being asked to", tt.name)
 		}
+	}
+}
+
+// What is reached in clear from here, though inside a pod CIDR of another location, is not sealed with it.
+func TestStrictEncryptionDoesNotSealThisSite(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(nodes []Node)
+		want   []string
+	}{
+		"pods of this location":      {func(nodes []Node) { nodes[0].PodCIDRs = prefixes("10.2.0.0/22") }, []string{"10.2.0.0/23"}},
+		"nodes of this location":     {func(nodes []Node) { nodes[0].PodCIDRs = prefixes("192.168.1.0/30") }, []string{"192.168.1.0/32", "192.168.1.3/32"}},
+		"endpoint of the tunnel":     {func(nodes []Node) { nodes[0].PodCIDRs, nodes[0].Endpoint = prefixes("100.64.0.0/31"), at("100.64.0.1") }, []string{"100.64.0.0/32"}},
+		"but others' inside of ours": {func(nodes []Node) { nodes[1].PodCIDRs = prefixes("10.2.0.0/16") }, []string{"10.2.1.0/24"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nodes, _ := matrixMesh()
+			c.change(nodes)
+			cfg := testConfig()
+			cfg.StrictEncryption = true
+			topology, _ := computed(t, cfg, nodes[:3], nil)
+			if got := stateOf(t, topology, "b", oneLink("192.168.1.1/24")).Firewall.Sealed; !slices.Equal(got, prefixes(c.want...)) {
+				t.Errorf("sealed %v, want %v", got, c.want)
+			}
+		})
 	}
 }
