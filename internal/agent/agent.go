@@ -240,7 +240,7 @@ func (a *Agent) apply(ctx context.Context, t *mesh.Topology, facts mesh.Facts, s
 	next.problems = append(next.problems, problems...)
 	if a.cfg.Mesh.ManageCNI {
 		var problem mesh.Problem
-		switch err := a.kernel.WriteCNI(self.PodCIDRs, state.PodMTU()); {
+		switch err := a.kernel.WriteCNI(self.PodCIDRs, state.PodMTU); {
 		case errors.As(err, &problem):
 			next.problems = append(next.problems, problem)
 		case err != nil:

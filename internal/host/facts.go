@@ -56,9 +56,12 @@ func (h *Host) Facts(ctx context.Context) (mesh.Facts, error) {
 		if err != nil {
 			return mesh.Facts{}, fmt.Errorf("ip route list default: %w", err)
 		}
-		if l != nil {
+		switch {
+		case l == nil:
+		case f.DefaultDev == "":
 			f.DefaultDev, f.DefaultMTU = l.Attrs().Name, l.Attrs().MTU
-			break
+		default:
+			f.DefaultMTU = min(f.DefaultMTU, l.Attrs().MTU)
 		}
 	}
 	return f, nil

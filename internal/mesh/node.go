@@ -176,7 +176,8 @@ type Facts struct {
 	Addrs []LinkAddr
 	// DefaultDev is the link of the default route, "" without one. IPv4's is preferred.
 	DefaultDev string
-	// DefaultMTU is the MTU of DefaultDev in bytes, 0 without one.
+	// DefaultMTU is the least MTU in bytes of the links of the default routes of
+	// either family, 0 without one.
 	DefaultMTU int
 	// PeerAddrs are where the WireGuard device sends to its peers, by their keys:
 	// where they were heard from last, or their endpoints.

@@ -171,6 +171,27 @@ func (p *planner) links() {
 			p.tunnel(internal)
 		}
 	}
+	p.podMTU()
+}
+
+// podMTU finds the least MTU that packets of our pods meet here: that of our
+// links, and of the one by which we reach neighbours in clear. What is smaller
+// further on, they learn from ICMP and the segments that leaders clamp.
+func (p *planner) podMTU() {
+	least := p.state.Links[0].MTU
+	for _, l := range p.state.Links {
+		least = min(least, l.MTU)
+	}
+	for _, internal := range p.self.InternalIPs {
+		inClear := func(n neighbour) bool {
+			gateway := p.gateway(n.Node, internal.Addr())
+			return gateway.IsValid() && !p.encapsulates(internal, gateway)
+		}
+		if slices.ContainsFunc(p.neighbours, inClear) {
+			least = min(least, p.underlayMTU(internal.Addr()))
+		}
+	}
+	p.state.PodMTU = least
 }
 
 // device plans the WireGuard device. A node that does not lead keeps its key

@@ -44,6 +44,9 @@ type State struct {
 	Device Device
 	// Firewall is the content of the nftables table "inet kilo".
 	Firewall Firewall
+	// PodMTU is the MTU in bytes for the links of pods: the least of those of the links
+	// that their packets leave this node through, so that none is too large; 0 without Kilo.
+	PodMTU int
 	// Forward4 and Forward6 ask for packet forwarding by address family.
 	Forward4, Forward6 bool
 	// AcceptForward are prefixes that packets from and to are accepted in the chain
@@ -66,18 +69,6 @@ func (s *State) Sort() {
 	for _, devs := range []*[]string{&f.ClampDevs, &f.SealedDevs} {
 		*devs = sortCompact(*devs, strings.Compare)
 	}
-}
-
-// PodMTU returns the MTU in bytes for the links of pods, the least of those of
-// our links, so that no packet is too large on any way; 0 without a link.
-func (s State) PodMTU() int {
-	least := 0
-	for _, l := range s.Links {
-		if least == 0 || l.MTU < least {
-			least = l.MTU
-		}
-	}
-	return least
 }
 
 // LinkKind says what a Link is.

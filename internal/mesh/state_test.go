@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -501,7 +502,7 @@ func TestMTUFollowsTheDefaultRoute(t *testing.T) {
 		topology, _ := computed(t, cfg, nodes, nil)
 		facts := oneLink("192.168.1.1/24")
 		facts.DefaultMTU, facts.Addrs[0].MTU = tt.link, max(tt.link, 1500)
-		if got := stateOf(t, topology, "b", facts).PodMTU(); got != tt.want {
+		if got := stateOf(t, topology, "b", facts).PodMTU; got != tt.want {
 			t.Errorf("--mtu %d over a link of %d: MTU %d, want %d", tt.flag, tt.link, got, tt.want)
 		}
 	}
@@ -632,12 +633,66 @@ func TestMasqueradingStopsAtNarrowerPrefixesOfOthers(t *testing.T) {
 
 func TestPodsFitTheSmallestLink(t *testing.T) {
 	nodes, _ := matrixMesh()
-	topology, _ := computed(t, testConfig(), nodes, nil)
-	facts := oneLink("192.168.1.1/24")
-	for _, tt := range []struct{ underlay, want int }{{1500, 1420}, {9000, 1420}, {1400, 1380}} { // less the header of IPIP
-		facts.Addrs[0].MTU = tt.underlay
-		if got := stateOf(t, topology, "b", facts).PodMTU(); got != tt.want {
-			t.Errorf("private link of %d beside a default route of 1500: MTU of pods %d, want %d", tt.underlay, got, tt.want)
+	for _, tt := range []struct {
+		encapsulation  Encapsulation
+		tunnel         LinkKind
+		node           string
+		underlay, want int
+	}{
+		{EncapsulateAlways, KindIPIP, "b", 1500, 1420},
+		{EncapsulateAlways, KindIPIP, "b", 9000, 1420},
+		{EncapsulateAlways, KindIPIP, "b", 1400, 1380},
+		{EncapsulateAlways, KindVXLAN, "b", 1400, 1350},
+		{EncapsulateNever, KindIPIP, "b", 1500, 1420},
+		{EncapsulateNever, KindIPIP, "b", 1400, 1400},       // in clear
+		{EncapsulateCrossSubnet, KindIPIP, "b", 1400, 1380}, // to c in clear, to e not
+		{EncapsulateAlways, KindIPIP, "a", 1400, 1420},      // no pod's packet leaves through its private link
+	} {
+		cfg := testConfig()
+		cfg.Encapsulation, cfg.Tunnel, cfg.VXLANDev = tt.encapsulation, tt.tunnel, "kilo-vxlan"
+		topology, _ := computed(t, cfg, nodes, nil)
+		facts := oneLink("192.168.1.1/24", "192.168.0.1/24")
+		facts.Addrs[0].MTU, facts.Addrs[1].MTU = tt.underlay, tt.underlay
+		if got := stateOf(t, topology, tt.node, facts).PodMTU; got != tt.want {
+			t.Errorf("%s, encapsulation %s in %s, private link of %d beside a default route of 1500: MTU of pods %d, want %d", tt.node, tt.encapsulation, tt.tunnel, tt.underlay, got, tt.want)
+		}
+	}
+}
+
+// The overhead of each tunnel is that of its outer headers.
+func TestTunnelsFitTheUnderlay(t *testing.T) {
+	for _, tt := range []struct {
+		tunnel   LinkKind
+		internal []string // of both nodes
+		want     map[string]int
+	}{
+		{KindIPIP, []string{"192.168.1.1/24", "192.168.1.2/24"}, map[string]int{"tunl0": 1380}},
+		{KindIPIP, []string{"fd01::1/64", "fd01::2/64"}, map[string]int{"tunl0-6": 1360}},
+		{KindVXLAN, []string{"192.168.1.1/24", "192.168.1.2/24"}, map[string]int{"kilo-vxlan": 1350}},
+		{KindVXLAN, []string{"fd01::1/64", "fd01::2/64"}, map[string]int{"kilo-vxlan": 1330}},
+	} {
+		nodes, _ := matrixMesh()
+		nodes = nodes[1:3]
+		cfg := testConfig()
+		cfg.Tunnel, cfg.VXLANDev, cfg.WireGuardCIDRs = tt.tunnel, "kilo-vxlan", prefixes("10.4.0.0/16", "fd00:4::/64")
+		for i := range nodes {
+			nodes[i].InternalIPs = prefixes(tt.internal[i])
+		}
+		topology, _ := computed(t, cfg, nodes, nil)
+		facts := oneLink(tt.internal[0])
+		facts.Addrs[0].MTU = 1400
+		s, _, err := topology.State("b", secret(1), facts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]int{}
+		for _, l := range s.Links {
+			if l.Kind != KindWireGuard {
+				got[l.Name] = l.MTU
+			}
+		}
+		if !maps.Equal(got, tt.want) {
+			t.Errorf("%s between %v over 1400 bytes: MTUs %v, want %v", tt.tunnel, tt.internal, got, tt.want)
 		}
 	}
 }
