@@ -13,6 +13,7 @@
 //
 //	object            mark
 //	link              group 117 (made by us) or alias "kilo-adopted" (a tunnel link that was there)
+//	                  or "kilo-userspace"
 //	address           is on one of our links, and not link-local
 //	route             protocol 117
 //	rule              protocol 117, priority 1107

@@ -54,8 +54,8 @@ func steppedDown(s mesh.State) mesh.State {
 	return sorted(s)
 }
 
-// moved is s whose tunnel link is at another address.
-func moved(s mesh.State) mesh.State {
+// movedTunnel is s whose tunnel link is at another address.
+func movedTunnel(s mesh.State) mesh.State {
 	s.Links = slices.Clone(s.Links)
 	for i := range s.Links {
 		if s.Links[i].Kind == mesh.KindVXLAN {
@@ -81,7 +81,7 @@ func TestAnyWriteMayFail(t *testing.T) {
 		{"node leaves", whole, withoutPeer(whole, "b")},
 		{"leader steps down", whole, steppedDown(whole)},
 		{"leader steps up", steppedDown(whole), whole},
-		{"tunnel link moves", whole, moved(whole)},
+		{"tunnel link moves", whole, movedTunnel(whole)},
 		{"tunnel ends", whole, fullState()},
 	} {
 		t.Run(c.name, func(t *testing.T) {

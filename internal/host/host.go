@@ -58,6 +58,8 @@ const (
 	// ip-link(8); aliasAdopted those that we only use.
 	linkGroup    = 117
 	aliasAdopted = "kilo-adopted"
+	// aliasUserspace is on a link that `kg userspace-wireguard` made, and deletes.
+	aliasUserspace = "kilo-userspace"
 )
 
 // Config of a Host.
@@ -196,6 +198,7 @@ func (h *Host) apply(ctx context.Context, s mesh.State, deleteLink bool) ([]Chan
 		return nil, fmt.Errorf("ip link list: %w", err)
 	}
 	p.makeLinks()
+	p.emptyOthers()
 	p.sysctls()
 	p.forward()
 	device := p.deviceGrow()

@@ -37,7 +37,7 @@ func (p *pass) keep(l netlink.Link) {
 // isOwn reports whether the link is Kilo's, desired or not.
 func (p *pass) isOwn(l netlink.Link) bool {
 	a := l.Attrs()
-	return p.wanted(a.Name) != nil || a.Name == p.h.cfg.WireGuardDev || a.Group == linkGroup || a.Alias == aliasAdopted
+	return p.wanted(a.Name) != nil || a.Name == p.h.cfg.WireGuardDev || markOf(l) != ""
 }
 
 // wanted returns the desired link of that name, nil without one.
@@ -54,6 +54,9 @@ func (p *pass) wanted(name string) *mesh.Link {
 func (p *pass) makeLinks() {
 	for _, w := range p.want.Links {
 		l, ok := p.links[w.Name]
+		if !ok {
+			l, ok = p.rename(w)
+		}
 		if ok && p.outdated(l, w) {
 			ok = false
 		}
@@ -79,11 +82,22 @@ func (p *pass) makeLinks() {
 	}
 }
 
+// readLink reads a link that was just made or changed.
+func (p *pass) readLink(name string) (netlink.Link, bool) {
+	l, err := p.h.nl.LinkByName(name)
+	if err != nil {
+		p.errs = append(p.errs, fmt.Errorf("ip link show %s: %w", name, err))
+		return nil, false
+	}
+	p.keep(l)
+	return l, true
+}
+
 // outdated deletes a vxlan link of ours that has another address on the
 // underlay, MAC or network than it should: these cannot be changed.
 func (p *pass) outdated(l netlink.Link, w mesh.Link) bool {
 	v, ok := l.(*netlink.Vxlan)
-	if !ok || w.Kind != mesh.KindVXLAN || v.Attrs().Group != linkGroup {
+	if !ok || w.Kind != mesh.KindVXLAN || markOf(v) != markOwned {
 		return false
 	}
 	if addrOf(v.SrcAddr) == w.Local && v.VxlanId == mesh.VXLANID && v.Port == mesh.VXLANPort && !v.Learning && string(v.HardwareAddr) == string(w.MAC[:]) {
@@ -140,13 +154,7 @@ func (p *pass) makeLink(w mesh.Link) (netlink.Link, bool) {
 	if !made {
 		return nil, false
 	}
-	l, err := p.h.nl.LinkByName(w.Name)
-	if err != nil {
-		p.errs = append(p.errs, fmt.Errorf("ip link show %s: %w", w.Name, err))
-		return nil, false
-	}
-	p.keep(l)
-	return l, true
+	return p.readLink(w.Name)
 }
 
 // addLink adds a link with our mark.
@@ -235,6 +243,17 @@ func (p *pass) setLinksUp() {
 	}
 }
 
+// setDown takes a link down and reports whether that succeeded.
+func (p *pass) setDown(l netlink.Link) bool {
+	return p.write(linkSet(l.Attrs().Name, "down"), func() error {
+		if err := p.h.nl.LinkSetDown(l); err != nil {
+			return err
+		}
+		l.Attrs().Flags &^= net.FlagUp
+		return nil
+	})
+}
+
 // setLinksDown takes links down that should be, and reports whether it did.
 func (p *pass) setLinksDown() bool {
 	did := false
@@ -244,7 +263,7 @@ func (p *pass) setLinksDown() bool {
 		if !p.isOwn(l) || w != nil && w.Up || !isUp(l) {
 			continue
 		}
-		if p.write(linkSet(name, "down"), func() error { return p.h.nl.LinkSetDown(l) }) {
+		if p.setDown(l) {
 			did = true
 		}
 	}

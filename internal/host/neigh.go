@@ -36,25 +36,23 @@ func (k neighKey) text(dev string) string {
 	return fmt.Sprintf("%s lladdr %s dev %s", k.ip, k.mac, dev)
 }
 
-// neighs brings the entries of the vxlan link to the desired ones: what is to
+// neighs brings the entries of the vxlan link to the desired ones, of one that was
+// there to none if it is not desired any more: what is to
 // go goes last, so that no known next hop is ever missing.
 func (p *pass) neighs() {
-	for _, w := range p.want.Links {
-		if w.Kind != mesh.KindVXLAN {
-			continue
-		}
-		l, ok := p.link(w.Name)
-		if !ok {
+	for _, name := range sortedKeys(p.links, strings.Compare) {
+		l := p.links[name]
+		if l.Type() != string(mesh.KindVXLAN) || p.wanted(name) == nil && markOf(l) != aliasAdopted {
 			continue
 		}
 		have, err := p.observeNeighs(l.Attrs().Index)
 		if err != nil {
-			p.errs = append(p.errs, fmt.Errorf("ip neigh list dev %s: %w", w.Name, err))
+			p.errs = append(p.errs, fmt.Errorf("ip neigh list dev %s: %w", name, err))
 			continue
 		}
 		want, hops := map[neighKey]bool{}, map[netip.Addr]bool{}
 		for _, n := range p.want.Neighs {
-			if n.Dev == w.Name {
+			if n.Dev == name {
 				want[neighKey{familyOf(n.IP), n.IP, n.MAC}] = true
 				want[neighKey{unix.AF_BRIDGE, n.Remote, n.MAC}] = true
 				hops[n.IP] = true
@@ -62,13 +60,13 @@ func (p *pass) neighs() {
 		}
 		for _, k := range sortedKeys(want, neighKey.compare) {
 			if !have[k] {
-				p.write(Change{OpAdd, KindNeigh, k.text(w.Name)}, func() error { return p.h.nl.NeighSet(rawNeigh(k, l.Attrs().Index)) })
+				p.write(Change{OpAdd, KindNeigh, k.text(name)}, func() error { return p.h.nl.NeighSet(rawNeigh(k, l.Attrs().Index)) })
 			}
 		}
 		for _, k := range sortedKeys(have, neighKey.compare) {
 			// A next hop that got another MAC was replaced, and is known by its address alone.
 			if !want[k] && (k.family == unix.AF_BRIDGE || !hops[k.ip]) {
-				p.write(Change{OpDelete, KindNeigh, k.text(w.Name)}, func() error {
+				p.write(Change{OpDelete, KindNeigh, k.text(name)}, func() error {
 					return gone(p.h.nl.NeighDel(rawNeigh(k, l.Attrs().Index)), unix.ENOENT)
 				})
 			}

@@ -98,7 +98,6 @@ func testWhatOthersDoToOurStateIsUndone(t *testing.T, makeDevice func(*testing.T
 	mustApply(t, h, s)
 	want := nettest.World(t)
 	k := keep(t, ns, h, s)
-	link := func(name string) netlink.Link { return nettest.Must(netlink.LinkByName(name))(t) }
 	routes := nettest.Must(netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL))(t)
 	route := routes[slices.IndexFunc(routes, func(r netlink.Route) bool { return r.Dst.String() == "10.2.1.0/24" })]
 	for _, c := range []struct {
@@ -138,13 +137,13 @@ func testWhatOthersDoToOurStateIsUndone(t *testing.T, makeDevice func(*testing.T
 			return c.Flush()
 		}, []string{"nft replace set inet kilo known4"}},
 		{"an address is deleted", func() error {
-			return netlink.AddrDel(link("kilo0"), &netlink.Addr{IPNet: ipNet(pfx("fd10:4::1/64"))})
+			return netlink.AddrDel(linkByName(t, "kilo0"), &netlink.Addr{IPNet: ipNet(pfx("fd10:4::1/64"))})
 		}, []string{"ip addr add fd10:4::1/64", "ip route add fd00:2:1::/64"}},
 		{"an address is added", func() error {
-			return netlink.AddrAdd(link("kilo0"), &netlink.Addr{IPNet: ipNet(pfx("10.99.0.1/32"))})
+			return netlink.AddrAdd(linkByName(t, "kilo0"), &netlink.Addr{IPNet: ipNet(pfx("10.99.0.1/32"))})
 		}, []string{"ip addr del 10.99.0.1/32"}},
-		{"an MTU is changed", func() error { return netlink.LinkSetMTU(link("kilo0"), 1300) }, []string{"ip link set kilo0 mtu"}},
-		{"the tunnel link is deleted", func() error { return netlink.LinkDel(link("kilo-vxlan")) }, []string{
+		{"an MTU is changed", func() error { return netlink.LinkSetMTU(linkByName(t, "kilo0"), 1300) }, []string{"ip link set kilo0 mtu"}},
+		{"the tunnel link is deleted", func() error { return netlink.LinkDel(linkByName(t, "kilo-vxlan")) }, []string{
 			"ip link add kilo-vxlan", "ip addr add 10.2.1.0/32", "ip addr add fd00:1::/128", "ip link set kilo-vxlan up", "neigh", "ip route add 10.2.2.0/24", "ip route add fd00:2::/64",
 			"add neigh", "replace neigh",
 		}},
