@@ -26,7 +26,7 @@ const (
 	KindPeer   Kind = "peer"   // of the WireGuard device
 	KindTable  Kind = "table"  // of nftables, with all its content
 	KindSet    Kind = "set"    // of nftables
-	KindChain  Kind = "chain"  // FORWARD of iptables, of which only our rules are
+	KindChain  Kind = "chain"  // of iptables: in FORWARD our rules, else only what other releases left
 	KindSysctl Kind = "sysctl"
 )
 

@@ -31,7 +31,12 @@
 // A tunnel over IPv6 is an external ip6tnl link: there the kernel's route says
 // "encap ip6 dst VIA" where a mesh.Route says "via VIA".
 //
-// Limits: no rules of iptables but in FORWARD, no tunnel links but ipip, ip6tnl
-// and vxlan, and the route metrics are the kernel's defaults, so two programs cannot both have a route to one destination in one
-// table: the other one's stays, and Apply reports ours as an error.
+// A Watch tells when to call Apply again because others changed something.
+//
+// Other releases marked nothing: what they left is told by its form and removed
+// by the first pass, see legacy.go.
+//
+// Limits: the route metrics are the kernel's defaults, so two programs cannot
+// both have a route to one destination in one table: the other one's stays, and
+// Apply reports ours as an error.
 package host

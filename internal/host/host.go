@@ -84,6 +84,8 @@ type Host struct {
 	writes atomic.Uint64
 	// applied is what the last Apply was for, nil before the first; see Watch.
 	applied atomic.Pointer[mesh.State]
+	// legacy asks the next pass to look for what other releases left.
+	legacy atomic.Bool
 
 	mu     sync.Mutex // protects what follows
 	nl     *netlink.Handle
@@ -119,6 +121,7 @@ func New(cfg Config) (*Host, error) {
 		now:    time.Now, //nolint:forbidigo // handshakes are judged by the clock of the kernel that saw them
 		dialWG: func() (wgClient, error) { return wgctrl.New() },
 	}
+	h.legacy.Store(true)
 	var err error
 	if h.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("open rtnetlink: %w", err)
@@ -212,6 +215,7 @@ func (h *Host) apply(ctx context.Context, s mesh.State, deleteLink bool) ([]Chan
 	staleRules := p.addRules()
 	p.deleteRules(staleRules)
 	p.deleteRoutes(staleRoutes)
+	p.removeLegacy()
 	if p.deleteAddrs() {
 		// With an IPv4 address the kernel removes the routes that have it as source.
 		p.deleteRoutes(p.addRoutes())
@@ -244,7 +248,8 @@ type pass struct {
 	links   map[string]netlink.Link // by name
 	names   map[int]string          // of links, by index
 	missing map[string]bool         // links that were reported missing
-	foreign map[routeTable][]netlink.Route
+	failed  map[Kind]bool           // what a Change was not made to
+	foreign map[routeTable]map[routeKey]*ownRoute
 }
 
 // write makes one Change and reports whether it succeeded.
@@ -267,6 +272,10 @@ func (p *pass) write(c Change, f func() error, attrs ...any) bool {
 // fail keeps the error of a Change that was not made.
 func (p *pass) fail(c Change, err error) {
 	p.errs = append(p.errs, fmt.Errorf("%s: %w", c, err))
+	if p.failed == nil {
+		p.failed = map[Kind]bool{}
+	}
+	p.failed[c.Kind] = true
 }
 
 // did keeps and logs a Change that was made.

@@ -229,11 +229,10 @@ func (p *pass) addRoute(r mesh.Route) {
 		return
 	}
 	p.write(Change{OpAdd, KindRoute, routeText(r)}, func() error {
-		err := p.h.nl.RouteAdd(rawRoute(r, l)) // NLM_F_EXCL: never in place of another one
+		raw := rawRoute(r, l)
+		err := p.h.nl.RouteAdd(raw) // NLM_F_EXCL: never in place of another one
 		if errors.Is(err, unix.EEXIST) {
-			if f := p.foreignRoute(r); f != "" {
-				return fmt.Errorf("%w: %s: %w", errForeign, f, err)
-			}
+			return p.takeRoute(r, raw)
 		}
 		return err
 	})
@@ -247,8 +246,12 @@ func (p *pass) replaceRoute(r mesh.Route) {
 		return
 	}
 	c := Change{OpReplace, KindRoute, routeText(r)}
-	if f := p.foreignRoute(r); f != "" {
-		p.fail(c, fmt.Errorf("%w: %s", errForeign, f))
+	f, err := p.foreignRoute(r)
+	if f != nil {
+		err = foreignError(f)
+	}
+	if err != nil {
+		p.fail(c, err)
 		return
 	}
 	p.write(c, func() error { return p.h.nl.RouteReplace(rawRoute(r, l)) })
@@ -315,9 +318,9 @@ func oddText(r netlink.Route) string {
 // routeTable is one routing table of one family.
 type routeTable struct{ family, table int }
 
-// foreignRoute describes another program's route with the key of r, "" without
+// foreignRoute returns another program's route with the key of r, nil without
 // one. It reads the table once per pass, and only in a pass that needs it.
-func (p *pass) foreignRoute(r mesh.Route) string {
+func (p *pass) foreignRoute(r mesh.Route) (*ownRoute, error) {
 	t := routeTable{unix.AF_INET, r.Table}
 	if r.Dst.Addr().Is6() {
 		t.family = unix.AF_INET6
@@ -328,22 +331,23 @@ func (p *pass) foreignRoute(r mesh.Route) string {
 			return p.h.strict.RouteListFiltered(t.family, &netlink.Route{Table: t.table}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
-			return "ip route list table " + fmt.Sprint(t.table) + ": " + err.Error()
+			return nil, fmt.Errorf("ip route list table %d: %w", t.table, err)
 		}
+		routes = make(map[routeKey]*ownRoute, len(all))
 		for _, f := range all {
-			if f.Protocol != RouteProtocol {
-				routes = append(routes, f)
+			if o := p.ownRoute(f); f.Protocol != RouteProtocol && routes[o.key] == nil {
+				routes[o.key] = o
 			}
 		}
 		if p.foreign == nil {
-			p.foreign = map[routeTable][]netlink.Route{}
+			p.foreign = map[routeTable]map[routeKey]*ownRoute{}
 		}
 		p.foreign[t] = routes
 	}
-	for _, f := range routes {
-		if o := p.ownRoute(f); o.key == keyOf(r) {
-			return fmt.Sprintf("%s proto %s", routeText(o.Route), f.Protocol)
-		}
-	}
-	return ""
+	return routes[keyOf(r)], nil
+}
+
+// foreignError says whose route is in the way.
+func foreignError(f *ownRoute) error {
+	return fmt.Errorf("%w: %s proto %s", errForeign, routeText(f.Route), f.raw.Protocol)
 }

@@ -128,5 +128,7 @@ func rawRule(w mesh.Rule) *netlink.Rule {
 }
 
 func ruleText(r mesh.Rule) string {
-	return fmt.Sprintf("pref %d %s", RulePriority, strings.TrimPrefix(r.String(), "rule "))
+	return fmt.Sprintf("pref %d %s", RulePriority, ruleWords(r))
 }
+
+func ruleWords(r mesh.Rule) string { return strings.TrimPrefix(r.String(), "rule ") }

@@ -220,9 +220,7 @@ func churn([]string) error {
 }
 
 func TestAgentMayBeKilledAtAnyMoment(t *testing.T) {
-	if os.Getenv("KILO_VM") == "true" {
-		t.Skip("an emulated processor does not keep up with the stream")
-	}
+	nettest.SkipInVM(t) // an emulated processor does not keep up with the stream
 	ns, hosts := pair(t, func(t *testing.T) { startWireGuard(t) })
 	pod := podBehind(t, ns[1])
 	var empty string

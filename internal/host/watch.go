@@ -50,14 +50,14 @@ func (h *Host) Watch(ctx context.Context, started, changed func()) error {
 	started()
 	var both sync.WaitGroup
 	var errs [2]error
-	both.Go(func() { defer closeAll(); errs[0] = receive(ctx, rt, w.rtConcerns, changed) })
-	both.Go(func() { defer closeAll(); errs[1] = receive(ctx, nft, w.nftConcerns, changed) })
+	both.Go(func() { defer closeAll(); errs[0] = w.receive(ctx, rt, w.rtConcerns, changed) })
+	both.Go(func() { defer closeAll(); errs[1] = w.receive(ctx, nft, w.nftConcerns, changed) })
 	both.Wait()
 	return errors.Join(errs[:]...)
 }
 
 // receive reads messages until ctx ends, or the socket fails.
-func receive(ctx context.Context, s *nl.NetlinkSocket, concerns func(syscall.NetlinkMessage) bool, changed func()) error {
+func (w *watch) receive(ctx context.Context, s *nl.NetlinkSocket, concerns func(syscall.NetlinkMessage) bool, changed func()) error {
 	for {
 		messages, _, err := s.Receive()
 		if ctx.Err() != nil {
@@ -65,6 +65,7 @@ func receive(ctx context.Context, s *nl.NetlinkSocket, concerns func(syscall.Net
 		}
 		switch {
 		case errors.Is(err, unix.ENOBUFS): // some were lost
+			w.h.legacy.Store(true)
 			changed()
 			continue
 		case errors.Is(err, unix.EINTR):
@@ -135,7 +136,7 @@ func (w *watch) rtConcerns(m syscall.NetlinkMessage) bool {
 		return w.route(m, want)
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		a, ok := attributes(m, unix.SizeofRtMsg)
-		return !ok || len(a[fraProtocol]) > 0 && a[fraProtocol][0] == RouteProtocol
+		return !ok || w.rule(m, a)
 	case unix.RTM_NEWNETCONF:
 		a, ok := attributes(m, 4) // struct netconfmsg, padded
 		return !ok || len(a[netconfaIfindex]) == 4 && w.netconf(a, want)
@@ -146,6 +147,7 @@ func (w *watch) rtConcerns(m syscall.NetlinkMessage) bool {
 
 // Of linux/fib_rules.h and linux/netconf.h.
 const (
+	fraTable         = 15
 	fraProtocol      = 21
 	netconfaIfindex  = 1
 	netconfaRPFilter = 3
@@ -177,6 +179,19 @@ func attributes(m syscall.NetlinkMessage, header int) (map[uint16][]byte, bool) 
 		out[a.Attr.Type&nlaTypeMask] = a.Value
 	}
 	return out, true
+}
+
+// rule judges the coming or going of a rule: one of ours, or of other releases.
+func (w *watch) rule(m syscall.NetlinkMessage, a map[uint16][]byte) bool {
+	protocol := byte(unix.RTPROT_UNSPEC)
+	if p := a[fraProtocol]; len(p) > 0 {
+		protocol = p[0]
+	}
+	if t := a[fraTable]; m.Header.Type == unix.RTM_NEWRULE && protocol == unix.RTPROT_UNSPEC && len(t) == 4 && binary.NativeEndian.Uint32(t) == mesh.TableTunnel {
+		w.h.legacy.Store(true)
+		return true
+	}
+	return protocol == RouteProtocol
 }
 
 // link judges the change of a link: of ours everything but what is desired
@@ -283,6 +298,9 @@ func (w *watch) route(m syscall.NetlinkMessage, want *mesh.State) bool {
 	i, desired := slices.BinarySearchFunc(want.Routes, target, func(r, target mesh.Route) int { return r.CompareTarget(&target) })
 	added := m.Header.Type == unix.RTM_NEWROUTE
 	switch {
+	case protocol == unix.RTPROT_STATIC && added && w.isLegacy(table, a):
+		w.h.legacy.Store(true)
+		return true
 	case protocol != RouteProtocol:
 		return desired || length == 0 && table == mesh.TableMain
 	case !desired || !added:
@@ -291,6 +309,20 @@ func (w *watch) route(m syscall.NetlinkMessage, want *mesh.State) bool {
 		via, _ := netip.AddrFromSlice(a[unix.RTA_GATEWAY])
 		return via.IsValid() && via != want.Routes[i].Via
 	}
+}
+
+// isLegacy reports whether a static route is of a table, or over a link, in which
+// agents of other releases have theirs; removeLegacy looks closer.
+func (w *watch) isLegacy(table int, a map[uint16][]byte) bool {
+	if table == mesh.TableTunnel {
+		return true
+	}
+	index := a[unix.RTA_OIF]
+	if table != mesh.TableMain || len(index) != 4 {
+		return false
+	}
+	name := w.links[int(binary.NativeEndian.Uint32(index))].name
+	return name == w.h.cfg.WireGuardDev || name == w.h.cfg.TunnelDev
 }
 
 // nftConcerns judges a message of nfnetlink: whether it is about our table, or
@@ -303,6 +335,10 @@ func (w *watch) nftConcerns(m syscall.NetlinkMessage) bool {
 	}
 	a, ok := attributes(m, nfgenmsg)
 	if !ok || nl.BytesToString(a[unix.NFTA_TABLE_NAME]) == tableName {
+		return true
+	}
+	if m.Header.Type&0xff == unix.NFT_MSG_NEWCHAIN && slices.Contains(legacyChains, nl.BytesToString(a[unix.NFTA_CHAIN_NAME])) {
+		w.h.legacy.Store(true)
 		return true
 	}
 	if want := w.h.applied.Load(); want == nil || len(want.AcceptForward) == 0 {

@@ -30,13 +30,13 @@ func iptablesOf(v6 bool) iptables {
 	return iptables{"/proc/thread-self/net/ip_tables_names", "iptables"}
 }
 
-// hasFilter reports whether the kernel has the table filter.
-func (x iptables) hasFilter() (bool, error) {
+// has reports whether the kernel has the table.
+func (x iptables) has(table string) (bool, error) {
 	names, err := os.ReadFile(x.names)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	return slices.Contains(strings.Fields(string(names)), "filter"), err
+	return slices.Contains(strings.Fields(string(names)), table), err
 }
 
 var errNoProgram = errors.New("the kernel has rules of the older iptables, and there is no program to add ours to them: install iptables-legacy")
@@ -61,7 +61,7 @@ func (x iptables) find(ctx context.Context) (string, error) {
 // iptables-restore(8), which writes the table once.
 func (p *pass) forwardXtables(v6 bool, want []forwardRule) {
 	x := iptablesOf(v6)
-	has, err := x.hasFilter()
+	has, err := x.has("filter")
 	if err != nil {
 		p.errs = append(p.errs, err)
 	}

@@ -58,6 +58,15 @@ func SkipKernel(t testing.TB, reason string) {
 	skip(t, reason, "KILO_VM")
 }
 
+// SkipInVM skips a test in the machine of `make vm-test`, for it needs more than
+// the kernel, and runs outside.
+func SkipInVM(t testing.TB) {
+	t.Helper()
+	if os.Getenv("KILO_VM") == "true" {
+		t.Skip("tested outside of the virtual machine")
+	}
+}
+
 func skip(t testing.TB, reason, env string) {
 	t.Helper()
 	text := "NOT TESTED: " + reason
