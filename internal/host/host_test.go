@@ -72,7 +72,7 @@ func newHost(t *testing.T, change ...func(*Config)) *Host {
 }
 
 // startWireGuard serves a WireGuard link from userspace in the current namespace.
-func startWireGuard(t *testing.T) *nettest.Process {
+func startWireGuard(t testing.TB) *nettest.Process {
 	t.Helper()
 	const name = "kilo0"
 	p := nettest.Start(t, "userwg", name)
