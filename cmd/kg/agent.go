@@ -25,6 +25,9 @@ import (
 // keyPath holds the node's private key.
 const keyPath = "/var/lib/kilo/key"
 
+// undoPath holds what clean-up must undo.
+const undoPath = "/var/lib/kilo/undo.json"
+
 func newAgent(level *logLevel) *cobra.Command {
 	var flags agentFlags
 	cmd := &cobra.Command{
@@ -63,6 +66,7 @@ func runAgent(ctx context.Context, s settings, flags agentFlags, log *slog.Logge
 	if created {
 		log.Info("private key created", "file", keyPath)
 	}
+	s.host.UndoFile = undoPath
 	s.host.Log = log.With("component", "host")
 	kernel, err := host.New(s.host)
 	if err != nil {

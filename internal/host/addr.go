@@ -140,6 +140,9 @@ func (p *pass) sysctl(key, value string) {
 		return
 	}
 	p.write(c, func() error {
+		if err := p.h.noteSysctl(key, strings.TrimSpace(string(old)), value); err != nil {
+			return err
+		}
 		if err := os.WriteFile(path, []byte(value+"\n"), 0o644); err != nil {
 			return err
 		}

@@ -54,6 +54,11 @@ func WriteCNI(path string, podCIDRs []netip.Prefix, mtu int) (changed bool, err 
 
 // WriteCNI does what the function WriteCNI does, and logs if it changed the file.
 func (h *Host) WriteCNI(path string, podCIDRs []netip.Prefix, mtu int) error {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && len(podCIDRs) > 0 {
+		if err := h.noteFile(path); err != nil {
+			return err
+		}
+	}
 	changed, err := WriteCNI(path, podCIDRs, mtu)
 	if changed {
 		h.log.Info("CNI configuration written", "file", path, "pod_cidrs", fmt.Sprint(podCIDRs), "mtu", mtu)

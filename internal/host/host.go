@@ -72,6 +72,9 @@ type Config struct {
 	CreateWireGuard bool
 	// WireGuardMode is WireGuardAuto if empty.
 	WireGuardMode WireGuardMode
+	// UndoFile keeps what CleanUp must undo beside the marked objects: sysctls
+	// and files. Without one these stay as they are.
+	UndoFile string
 	// CNIBridge is the bridge of the pods, "kube-bridge" if empty.
 	CNIBridge string
 }
@@ -184,14 +187,14 @@ func (h *Host) Apply(ctx context.Context, s mesh.State) ([]Change, error) {
 	return h.apply(ctx, s, false)
 }
 
-// CleanUp removes everything that Kilo has in the kernel. The WireGuard link
+// CleanUp removes everything that Kilo has in the kernel, and undoes what the
+// file of Config.UndoFile tells. The WireGuard link
 // itself stays, empty and down, unless deleteLink is true and a Host made it.
-// Sysctls stay as they are: others may need them by now.
 func (h *Host) CleanUp(ctx context.Context, deleteLink bool) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	_, err := h.apply(ctx, mesh.State{}, deleteLink)
-	return err
+	return errors.Join(err, h.undo())
 }
 
 func (h *Host) apply(ctx context.Context, s mesh.State, deleteLink bool) ([]Change, error) {
