@@ -143,7 +143,9 @@ func (w *World) pairsTo(inside Inside, from *host, to target, yield func(Pair) b
 	}
 	// What goes to a network may get the address of a tunnel link, the first of the pod CIDR.
 	tunnelStolen := func(p netip.Prefix) bool { return w.stolen(p.Addr(), from, to.at) }
-	astray := to.network && (from.hasBetter(to) || w.byName[from.Gate].hasBetter(to) || slices.ContainsFunc(from.PodCIDRs, tunnelStolen))
+	// A gate whose range of WireGuard IPs is exhausted has no address to masquerade as.
+	gateless := between && len(w.sourcesOf(w.byName[from.Gate], to.addr)) == 0
+	astray := to.network && (gateless || from.hasBetter(to) || w.byName[from.Gate].hasBetter(to) || slices.ContainsFunc(from.PodCIDRs, tunnelStolen))
 	if astray || w.stolen(to.addr, to.at, from) {
 		return true
 	}
