@@ -87,6 +87,9 @@ type Host struct {
 	writes atomic.Uint64
 	// applied is what the last Apply was for, nil before the first; see Watch.
 	applied atomic.Pointer[mesh.State]
+	settled settled
+	// nftPort is the netlink address of our connection to nftables, see netlink(7).
+	nftPort atomic.Uint32
 	// legacy asks the next pass to look for what other releases left.
 	legacy atomic.Bool
 
@@ -181,6 +184,9 @@ func (h *Host) countWrite() error {
 // exist is skipped, with one error about the link. A WireGuard link that s does
 // not have loses its addresses, peers and key and is set down, but it is not
 // deleted: see CleanUp.
+//
+// While Watch runs and tells of nothing, Apply does not read again what the last
+// pass left, but for a short time only. So s must not be changed afterwards.
 func (h *Host) Apply(ctx context.Context, s mesh.State) ([]Change, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -203,10 +209,12 @@ func (h *Host) apply(ctx context.Context, s mesh.State, deleteLink bool) ([]Chan
 	if err := p.observeLinks(); err != nil {
 		return nil, fmt.Errorf("ip link list: %w", err)
 	}
+	p.base = h.settled.begin(&s, h.now())
 	p.makeLinks()
 	p.emptyOthers()
 	p.sysctls()
 	p.forward()
+	p.readAfterChanges()
 	device := p.deviceGrow()
 	if !p.wantsNoTable() {
 		p.firewall()
@@ -220,6 +228,7 @@ func (h *Host) apply(ctx context.Context, s mesh.State, deleteLink bool) ([]Chan
 	p.deleteRoutes(staleRoutes)
 	p.removeLegacy()
 	if p.deleteAddrs() {
+		p.base = nil
 		// With an IPv4 address the kernel removes the routes that have it as source.
 		p.deleteRoutes(p.addRoutes())
 	}
@@ -235,7 +244,18 @@ func (h *Host) apply(ctx context.Context, s mesh.State, deleteLink bool) ([]Chan
 	if err := ctx.Err(); err != nil {
 		p.errs = append(p.errs, err)
 	}
+	if len(p.errs) == 0 {
+		h.settled.state = &s
+	}
 	return p.changes, errors.Join(p.errs...)
+}
+
+// readAfterChanges drops the base of a pass that had something to do for the
+// links: routes and addresses may have gone with them.
+func (p *pass) readAfterChanges() {
+	if len(p.changes)+len(p.errs) > 0 {
+		p.base = nil
+	}
 }
 
 // pass is one Apply under way.
@@ -244,6 +264,8 @@ type pass struct {
 	ctx        context.Context
 	want       mesh.State
 	deleteLink bool
+	// base is what routes, firewall and device are like, nil if they must be read.
+	base *mesh.State
 
 	changes []Change
 	errs    []error

@@ -233,6 +233,7 @@ func (p *pass) setLinksUp() {
 		if !ok || !w.Up || isUp(l) {
 			continue
 		}
+		p.base = nil
 		p.write(linkSet(w.Name, "up"), func() error {
 			err := p.h.nl.LinkSetUp(l)
 			if w.Kind == mesh.KindWireGuard && errors.Is(err, unix.EADDRINUSE) {

@@ -33,12 +33,29 @@ func (h *Host) nftConn() (*nftables.Conn, error) {
 	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(
 		func(c *netlink.Conn) error { return c.SetWriteBuffer(size) },
 		func(c *netlink.Conn) error { return c.SetReadBuffer(size) },
+		h.noteNFTPort,
 	))
 	if err != nil {
 		return nil, err
 	}
 	h.nft = conn
 	return conn, nil
+}
+
+// noteNFTPort keeps the address of the connection, by which Watch tells what it
+// wrote from what others did.
+func (h *Host) noteNFTPort(c *netlink.Conn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var addr unix.Sockaddr
+	var nameErr error
+	err = raw.Control(func(fd uintptr) { addr, nameErr = unix.Getsockname(int(fd)) })
+	if own, ok := addr.(*unix.SockaddrNetlink); ok {
+		h.nftPort.Store(own.Pid)
+	}
+	return errors.Join(err, nameErr)
 }
 
 // closeNFT drops the connection: after an error there may be answers left in it.
@@ -64,7 +81,12 @@ func (p *pass) firewall() {
 		p.errs = append(p.errs, fmt.Errorf("nft list table inet %s: %w", tableName, err))
 		return
 	}
-	have, err := observeTable(conn)
+	var have *observedTable
+	if p.base != nil && !p.wantsNoTable() {
+		have = tableOf(p.base.Firewall)
+	} else {
+		have, err = observeTable(conn)
+	}
 	if err != nil && !errors.Is(err, errTable) {
 		p.h.closeNFT()
 		p.errs = append(p.errs, fmt.Errorf("nft list table inet %s: %w", tableName, err))

@@ -207,12 +207,14 @@ func addrOf(ip net.IP) netip.Addr { //nolint:forbidigo // what netlink gives
 
 // addRoutes adds and replaces routes, and returns those that are to be deleted.
 func (p *pass) addRoutes() (stale []*ownRoute) {
-	have, err := p.observeRoutes()
-	if err != nil {
+	want, have, err := p.want.Routes, []*ownRoute(nil), error(nil)
+	if p.base != nil {
+		want, have = p.routesSince(p.base)
+	} else if have, err = p.observeRoutes(); err != nil {
 		p.errs = append(p.errs, fmt.Errorf("ip route list proto %d: %w", RouteProtocol, err))
 		return nil
 	}
-	plan := diffRoutes(p.want.Routes, have)
+	plan := diffRoutes(want, have)
 	p.errs = append(p.errs, plan.errs...)
 	for _, r := range plan.add {
 		p.addRoute(r)

@@ -47,6 +47,7 @@ func (h *Host) Watch(ctx context.Context, started, changed func()) error {
 	if err := w.prime(); err != nil {
 		return err
 	}
+	defer h.settled.watching()()
 	started()
 	var both sync.WaitGroup
 	var errs [2]error
@@ -66,7 +67,7 @@ func (w *watch) receive(ctx context.Context, s *nl.NetlinkSocket, concerns func(
 		switch {
 		case errors.Is(err, unix.ENOBUFS): // some were lost
 			w.h.legacy.Store(true)
-			changed()
+			w.tell(changed)
 			continue
 		case errors.Is(err, unix.EINTR):
 			continue
@@ -74,9 +75,15 @@ func (w *watch) receive(ctx context.Context, s *nl.NetlinkSocket, concerns func(
 			return fmt.Errorf("read netlink messages: %w", err)
 		}
 		if slices.ContainsFunc(messages, concerns) {
-			changed()
+			w.tell(changed)
 		}
 	}
+}
+
+// tell says that the kernel is not what a pass left, to the next one and to who asked.
+func (w *watch) tell(changed func()) {
+	w.h.settled.disturb()
+	changed()
 }
 
 // watch remembers what the kernel tells again and again.
@@ -330,7 +337,7 @@ func (w *watch) isLegacy(table int, a map[uint16][]byte) bool {
 // name of the table is the first attribute of each (linux/netfilter/nf_tables.h).
 func (w *watch) nftConcerns(m syscall.NetlinkMessage) bool {
 	const nfgenmsg = 4
-	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN {
+	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN || m.Header.Pid == w.h.nftPort.Load() {
 		return false
 	}
 	a, ok := attributes(m, nfgenmsg)

@@ -94,7 +94,7 @@ type devicePass struct {
 // deviceGrow configures the WireGuard device but for what it must lose, which
 // is the returned pass's work.
 func (p *pass) deviceGrow() devicePass {
-	name, want := p.h.cfg.WireGuardDev, p.want.Device
+	name, desired := p.h.cfg.WireGuardDev, p.want.Device
 	wanted := false
 	for _, l := range p.want.Links {
 		if l.Kind == mesh.KindWireGuard {
@@ -102,26 +102,40 @@ func (p *pass) deviceGrow() devicePass {
 		}
 	}
 	if !wanted {
-		want = mesh.Device{}
+		desired = mesh.Device{}
 		if _, ok := p.links[name]; !ok {
 			return devicePass{}
 		}
 	} else if _, ok := p.link(name); !ok {
 		return devicePass{}
 	}
-	d, err := p.h.wgDevice(name)
+	now := p.h.now()
+	want, have, err := p.readDevice(name, desired, now)
 	if err != nil {
 		if wanted || !errors.Is(err, os.ErrNotExist) {
 			p.errs = append(p.errs, fmt.Errorf("wg show %s: %w", name, explainDevice(name, err)))
 		}
 		return devicePass{}
 	}
-	dp := devicePass{p, name, diffDevice(want, observedDevice(d), p.h.desired, p.h.now())}
+	dp := devicePass{p, name, diffDevice(want, have, p.h.desired, now)}
 	p.errs = append(p.errs, dp.plan.errs...)
 	dp.interfaceSection()
 	failed := dp.configure(dp.plan.grow)
-	p.h.remember(want, failed)
+	p.h.remember(desired, failed)
 	return dp
+}
+
+// readDevice returns what the device has, beside as much of what is desired as may differ from that.
+func (p *pass) readDevice(name string, desired mesh.Device, now time.Time) (mesh.Device, device, error) {
+	if p.base != nil {
+		want, have := since(desired, p.base.Device, now)
+		return want, have, nil
+	}
+	d, err := p.h.wgDevice(name)
+	if err != nil {
+		return mesh.Device{}, device{}, err
+	}
+	return desired, observedDevice(d), nil
 }
 
 // peerAddrs returns where the device sends to its peers, nothing without a
