@@ -220,8 +220,22 @@ func churn([]string) error {
 }
 
 func TestAgentMayBeKilledAtAnyMoment(t *testing.T) {
-	nettest.SkipInVM(t) // an emulated processor does not keep up with the stream
-	ns, hosts := pair(t, func(t *testing.T) { startWireGuard(t) })
+	t.Run("userspace", func(t *testing.T) {
+		nettest.SkipInVM(t) // what the processor of that can do is for the kernel's devices
+		testAgentMayBeKilledAtAnyMoment(t, func(t *testing.T) { startWireGuard(t) })
+	})
+	t.Run("kernel", func(t *testing.T) {
+		requireLinkKind(t, mesh.KindWireGuard)
+		testAgentMayBeKilledAtAnyMoment(t, makeKernelWireGuard)
+	})
+}
+
+func testAgentMayBeKilledAtAnyMoment(t *testing.T, makeDevice func(*testing.T)) {
+	kills, rate := 200, 10000
+	if nettest.InVM() {
+		kills, rate = 20, 1000 // what the processor can do
+	}
+	ns, hosts := pair(t, makeDevice)
 	pod := podBehind(t, ns[1])
 	var empty string
 	ns[1].Do(t, func() {
@@ -232,12 +246,12 @@ func TestAgentMayBeKilledAtAnyMoment(t *testing.T) {
 	})
 	mustReach(t, ns[1], ns[2], "10.2.2.1")
 	sealed := startStream(t, pod, ns[2], "10.2.1.2", "10.2.2.1", 1000)
-	plain := startStream(t, pod, ns[2], "10.2.1.2", "192.0.2.2", 10000)
+	plain := startStream(t, pod, ns[2], "10.2.1.2", "192.0.2.2", rate)
 	ns[2].Do(t, func() { nettest.NoErr(t, addRoutes("192.0.2.1", "10.2.1.0/25")) })
 	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // to be repeated
 	ns[1].Do(t, func() {
 		want := nettest.World(t)
-		for i := range 200 {
+		for i := range kills {
 			agent := nettest.Start(t, "churn")
 			nettest.Await(t, "the agent's first pass", func() bool { return agent.Output() != "" })
 			time.Sleep(time.Duration(r.Int64N(int64(20 * time.Millisecond)))) // the random moment

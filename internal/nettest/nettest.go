@@ -58,11 +58,14 @@ func SkipKernel(t testing.TB, reason string) {
 	skip(t, reason, "KILO_VM")
 }
 
+// InVM says that this is the machine of `make vm-test`, whose processor is emulated.
+func InVM() bool { return os.Getenv("KILO_VM") == "true" }
+
 // SkipInVM skips a test in the machine of `make vm-test`, for it needs more than
 // the kernel, and runs outside.
 func SkipInVM(t testing.TB) {
 	t.Helper()
-	if os.Getenv("KILO_VM") == "true" {
+	if InVM() {
 		t.Skip("tested outside of the virtual machine")
 	}
 }
