@@ -167,6 +167,9 @@ func setEndpoint(key mesh.PublicKey, want netip.AddrPort, h *devicePeer, last de
 
 // has reports whether the peer has the prefix.
 func (h *devicePeer) has(p netip.Prefix) bool {
+	if len(h.allowedIPs) < 8 { // most peers have three, and to compare for order costs more
+		return slices.Contains(h.allowedIPs, p)
+	}
 	_, ok := slices.BinarySearchFunc(h.allowedIPs, p, mesh.ComparePrefix)
 	return ok
 }
