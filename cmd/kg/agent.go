@@ -25,6 +25,9 @@ import (
 // keyPath holds the node's private key.
 const keyPath = "/var/lib/kilo/key"
 
+// snapshotPath holds the cluster as the API server last told it.
+const snapshotPath = "/var/lib/kilo/snapshot.json"
+
 // undoPath holds what clean-up must undo.
 const undoPath = "/var/lib/kilo/undo.json"
 
@@ -83,6 +86,7 @@ func runAgent(ctx context.Context, s settings, flags agentFlags, log *slog.Logge
 		return err
 	}
 	s.agent.Key = key
+	s.agent.Memory = &host.SnapshotFile{Path: snapshotPath}
 	s.agent.Log = log.With("component", "kilo")
 	if a, err = agent.New(s.agent, cluster, kernelOf{kernel, flags.cniPath}); err != nil {
 		return err

@@ -67,7 +67,9 @@ type Config struct {
 	ResyncPeriod time.Duration
 	// CleanUp undoes everything on exit, CleanUpLink the WireGuard link too.
 	CleanUp, CleanUpLink bool
-	Log                  *slog.Logger
+	// Memory of the cluster for a start without the API server; nil for none.
+	Memory Memory
+	Log    *slog.Logger
 }
 
 // Agent runs the loop of one node. Create it with New.
@@ -80,6 +82,11 @@ type Agent struct {
 	metrics   *metrics
 	wake      chan struct{}
 	status    atomic.Pointer[status]
+	// remembered is what an earlier run knew, until the API server tells.
+	remembered atomic.Pointer[mesh.Snapshot]
+	// saved is when the Memory was last given the cluster, saveFailed whether that failed.
+	saved      time.Time
+	saveFailed bool
 }
 
 // status is what the last pass left for those who ask.
@@ -94,6 +101,9 @@ func New(cfg Config, cluster Cluster, kernel Kernel) (*Agent, error) {
 	public, err := cfg.Key.Public()
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Memory == nil {
+		cfg.Memory = noMemory{}
 	}
 	a := &Agent{cfg: cfg, publicKey: public, cluster: cluster, kernel: kernel, wake: make(chan struct{}, 1)}
 	a.names = newResolver(cfg.Log, a.Poke)
@@ -111,11 +121,14 @@ func (a *Agent) Poke() {
 }
 
 // Run does passes until ctx ends, then cleans up if it is to. Nothing is
-// touched before the caches are filled: an empty cluster would cut every link.
+// touched before the caches are filled, or Memory tells what was in them: an
+// empty cluster would cut every link.
 func (a *Agent) Run(ctx context.Context) error {
-	if err := a.cluster.WaitForSync(ctx); err != nil && !ended(ctx) {
+	wait, err := a.ready(ctx)
+	if err != nil && !ended(ctx) {
 		return err
 	}
+	defer wait()
 	if ended(ctx) {
 		return nil
 	}
@@ -191,7 +204,7 @@ func (a *Agent) pass(ctx context.Context) error {
 }
 
 func (a *Agent) reconcile(ctx context.Context, next *status) (errs []error) {
-	snapshot := a.cluster.Snapshot()
+	snapshot, live := a.snapshot()
 	next.problems = slices.Clone(snapshot.Problems)
 	if snapshot.Self == nil {
 		// Whether the Node is late or deleted: traffic that flows is not cut over it.
@@ -217,6 +230,10 @@ func (a *Agent) reconcile(ctx context.Context, next *status) (errs []error) {
 	} else {
 		publication = mesh.PublicationOf(a.cfg.Mesh, self)
 	}
+	if !live {
+		return errs
+	}
+	a.remember(mesh.Snapshot{Nodes: nodes, Peers: peers, Self: snapshot.Self})
 	if _, err := a.cluster.Publish(ctx, publication); err != nil {
 		errs = append(errs, fmt.Errorf("publish node/%s: %w", a.cfg.NodeName, err))
 	}
@@ -306,5 +323,5 @@ func (a *Agent) cleanUp(ctx context.Context) error {
 	if err := a.kernel.CleanUp(ctx, a.cfg.CleanUpLink); err != nil {
 		errs = append(errs, fmt.Errorf("clean up: %w", err))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, a.cfg.Memory.Forget())...)
 }

@@ -63,7 +63,7 @@ func (r *resolver) resolve(nodes []mesh.Node, peers []mesh.Peer) {
 		}
 		n := r.names[e.DNS]
 		if n == nil {
-			n, added = &name{}, true
+			n, added = &name{addr: e.Resolved}, true // which an earlier run found
 			r.names[e.DNS] = n
 		}
 		wanted[e.DNS] = n

@@ -39,8 +39,12 @@ func (k PublicKey) Compare(o PublicKey) int { return bytes.Compare(k[:], o[:]) }
 // MarshalText implements encoding.TextMarshaler.
 func (k PublicKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// UnmarshalText implements encoding.TextUnmarshaler.
+// UnmarshalText implements encoding.TextUnmarshaler. What MarshalText makes of no key is none.
 func (k *PublicKey) UnmarshalText(text []byte) error {
+	if len(text) == 0 {
+		*k = PublicKey{}
+		return nil
+	}
 	p, err := ParsePublicKey(string(text))
 	if err != nil {
 		return err
