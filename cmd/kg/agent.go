@@ -22,9 +22,6 @@ import (
 	"github.com/kilomesh/kilo/internal/mesh"
 )
 
-// keyPath holds the node's private key.
-const keyPath = "/var/lib/kilo/key"
-
 // snapshotPath holds the cluster as the API server last told it.
 const snapshotPath = "/var/lib/kilo/snapshot.json"
 
@@ -47,7 +44,8 @@ may list nodes and peers on and patch its own node.`,
 		if err != nil {
 			return err
 		}
-		log := newLogger(cmd.OutOrStdout(), *level)
+		log := newLogger(cmd.OutOrStdout(), level)
+		defer level.follow(log)()
 		klog.SetSlogLogger(log.With("component", "k8s backend"))
 		return runAgent(cmd.Context(), s, flags, log)
 	}
@@ -62,12 +60,12 @@ func runAgent(ctx context.Context, s settings, flags agentFlags, log *slog.Logge
 		return fmt.Errorf("--listen %q: %w", flags.listen, err)
 	}
 	defer closeOnError(&err, listener)
-	key, created, err := host.LoadOrCreateKey(keyPath)
+	key, created, err := host.LoadOrCreateKey(flags.privateKey)
 	if err != nil {
 		return err
 	}
 	if created {
-		log.Info("private key created", "file", keyPath)
+		log.Info("private key created", "file", flags.privateKey)
 	}
 	s.host.UndoFile = undoPath
 	s.host.Log = log.With("component", "host")

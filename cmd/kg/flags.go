@@ -21,11 +21,11 @@ import (
 
 // agentFlags are the flags of kg as given; parse checks them.
 type agentFlags struct {
-	backend, cniPath, compatibility, encapsulate, hostname, iface, kubeconfig, leaderElection, listen, master, granularity, mtu, topologyLabel, tunnel, wireguard string
-	subnets, serviceCIDRs, internalCIDRs                                                                                                                          []string
-	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate, strict, forwardRules                                                               bool
-	port                                                                                                                                                          int
-	resyncPeriod                                                                                                                                                  time.Duration
+	backend, cniPath, compatibility, encapsulate, hostname, iface, kubeconfig, leaderElection, listen, master, granularity, mtu, privateKey, topologyLabel, tunnel, wireguard string
+	subnets, serviceCIDRs, internalCIDRs                                                                                                                                      []string
+	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate, strict, forwardRules                                                                           bool
+	port                                                                                                                                                                      int
+	resyncPeriod                                                                                                                                                              time.Duration
 	// given reports whether a flag is on the command line.
 	given func(name string) bool
 }
@@ -53,6 +53,7 @@ func (f *agentFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.mtu, "mtu", "auto", "MTU of the WireGuard link in bytes, 1280 to 65535; auto: 80 less than that of the default route's link")
 	fs.IntVar(&f.port, "port", 51820, "UDP port of WireGuard, 1 to 65535")
 	fs.BoolVar(&f.prioritisePrivate, "prioritise-private-addresses", false, "advertise the internal IP as endpoint if there is one")
+	fs.StringVar(&f.privateKey, "private-key", "/var/lib/kilo/key", "`file` of this node's private key, as wg genkey prints it; made if there is none")
 	fs.DurationVar(&f.resyncPeriod, "resync-period", 30*time.Second, "how often everything is looked at again without any event")
 	fs.StringSliceVar(&f.serviceCIDRs, "service-cidr", nil, "`CIDR` of Services, never masqueraded; may be repeated")
 	fs.BoolVar(&f.strict, "strict-encryption", false, "drop packets to or from pods of other locations that would go, or came, past the tunnels")

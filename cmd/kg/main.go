@@ -53,7 +53,7 @@ func newRoot() *cobra.Command {
 	}
 	cmd.SilenceErrors = true
 	cmd.SilenceUsage = true
-	cmd.PersistentFlags().Var(&level, "log-level", "how much to log: all, debug, info, warn, error or none")
+	cmd.PersistentFlags().Var(&level, "log-level", "how much to log: all, debug, info, warn, error or none; SIGUSR1 changes it to debug, SIGUSR2 back")
 	cmd.PersistentFlags().BoolVar(&showVersion, "version", false, "print the version and exit")
 	cmd.AddCommand(newUserspace(&level), &cobra.Command{
 		Use:   "version",

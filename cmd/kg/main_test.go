@@ -6,17 +6,20 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 
 	"github.com/kilomesh/kilo/internal/mesh"
+	"github.com/kilomesh/kilo/internal/nettest"
 )
 
 var update = flag.Bool("update", false, "rewrite docs/kg.md")
@@ -137,7 +140,7 @@ func TestVersion(t *testing.T) {
 func TestLogLinesKeepTheExistingKeys(t *testing.T) {
 	var b bytes.Buffer
 	var level logLevel
-	newLogger(&b, level).With("component", "kilo").Warn("x", "level_of", slog.LevelError, "n", 1)
+	newLogger(&b, &level).With("component", "kilo").Warn("x", "level_of", slog.LevelError, "n", 1)
 	var line map[string]any
 	if err := json.Unmarshal(b.Bytes(), &line); err != nil {
 		t.Fatal(err)
@@ -150,12 +153,36 @@ func TestLogLinesKeepTheExistingKeys(t *testing.T) {
 		if err := level.Set(name); err != nil {
 			t.Fatal(err)
 		}
-		log := newLogger(&b, level)
+		log := newLogger(&b, &level)
 		log.Debug("x")
 		log.Info("x")
 		if got := strings.Count(b.String(), "\n"); got != want {
 			t.Errorf("level %s: %d lines of two, want %d", name, got, want)
 		}
+	}
+}
+
+func TestSignalsChangeTheLogLevel(t *testing.T) {
+	var b bytes.Buffer
+	var level logLevel
+	if err := level.Set("error"); err != nil {
+		t.Fatal(err)
+	}
+	log := newLogger(&b, &level)
+	end := level.follow(log)
+	for _, s := range []struct {
+		signal syscall.Signal
+		want   slog.Level
+	}{{syscall.SIGUSR1, slog.LevelDebug}, {syscall.SIGUSR2, slog.LevelError}, {syscall.SIGUSR1, slog.LevelDebug}} {
+		if err := syscall.Kill(os.Getpid(), s.signal); err != nil {
+			t.Fatal(err)
+		}
+		nettest.Await(t, fmt.Sprintf("level %v after %v", s.want, s.signal), func() bool { return level.Level() == s.want })
+	}
+	end()
+	log.Debug("seen")
+	if got := b.String(); !strings.Contains(got, "seen") || !strings.Contains(got, `"level":"debug"`) {
+		t.Errorf("log = %s", got)
 	}
 }
 

@@ -25,7 +25,9 @@ its own, so that restarting the agent does not cut traffic. Needs root and
 			if mtu < 1280 || mtu > 65535 {
 				return fmt.Errorf("--mtu %d: want a number of bytes, 1280 to 65535", mtu)
 			}
-			return userwg.Run(cmd.Context(), userwg.Config{Interface: iface, MTU: mtu, Log: newLogger(cmd.OutOrStdout(), *level).With("component", "wireguard")})
+			log := newLogger(cmd.OutOrStdout(), level).With("component", "wireguard")
+			defer level.follow(log)()
+			return userwg.Run(cmd.Context(), userwg.Config{Interface: iface, MTU: mtu, Log: log})
 		},
 	}
 	cmd.Flags().StringVar(&iface, "interface", "kilo0", "`name` of the WireGuard link")
