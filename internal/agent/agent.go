@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,6 +37,9 @@ type Cluster interface {
 	Publish(ctx context.Context, p mesh.Publication) (changed bool, err error)
 	// Withdraw removes everything that Publish writes.
 	Withdraw(ctx context.Context) error
+	// Warn tells those who look at an object, named as in mesh.Problem, what is
+	// wrong with it. It does not wait, and the API server may never hear of it.
+	Warn(object, reason, message string)
 }
 
 // Kernel is the host as the loop needs it.
@@ -94,6 +98,8 @@ type status struct {
 	state    mesh.State
 	problems []mesh.Problem
 	err      error
+	// speaks says that this node tells of what is wrong with all nodes' objects.
+	speaks bool
 }
 
 // New returns an Agent that is not running yet.
@@ -220,6 +226,7 @@ func (a *Agent) reconcile(ctx context.Context, next *status) (errs []error) {
 	next.problems = append(next.problems, problems...)
 	nodes, peers := withSelf(snapshot.Nodes, self), slices.Clone(snapshot.Peers)
 	a.names.resolve(nodes, peers)
+	next.speaks = isFirst(nodes, a.cfg.NodeName)
 
 	topology, problems := mesh.Compute(a.cfg.Mesh, nodes, peers, a.leaders(nodes))
 	next.problems = append(next.problems, problems...)
@@ -288,6 +295,7 @@ func (a *Agent) report(previous, next *status) {
 	for _, p := range next.problems {
 		if _, ok := was[p.Error()]; !ok {
 			a.cfg.Log.Warn("problem appeared", "object", p.Object, "field", p.Field, "error", p.Err)
+			a.warn(p, next.speaks)
 		}
 	}
 	for _, p := range previous.problems {
@@ -298,9 +306,35 @@ func (a *Agent) report(previous, next *status) {
 	switch {
 	case next.err != nil && (previous.err == nil || previous.err.Error() != next.err.Error()):
 		a.cfg.Log.Error("pass failed in part, will be tried again", "error", next.err)
+		a.cluster.Warn("node/"+a.cfg.NodeName, reasonFailed, next.err.Error())
 	case next.err == nil && previous.err != nil:
 		a.cfg.Log.Info("pass succeeded")
 	}
+}
+
+// The reasons of Events.
+const (
+	reasonProblem = "KiloProblem" // an input that the mesh works around
+	reasonFailed  = "KiloFailed"  // a pass that failed in part
+)
+
+// warn makes an Event of a problem, on one node of all that have it: what is
+// wrong with a Node on that one, and what concerns all on the one that speaks.
+func (a *Agent) warn(p mesh.Problem, speaks bool) {
+	switch kind, name, _ := strings.Cut(p.Object, "/"); {
+	case kind == "node" && name != a.cfg.NodeName, kind != "node" && kind != "file" && !speaks:
+		return
+	}
+	message := p.Err.Error()
+	if p.Field != "" {
+		message = p.Field + ": " + message
+	}
+	a.cluster.Warn(p.Object, reasonProblem, message)
+}
+
+// isFirst reports whether the node is the first by name of those that have an agent.
+func isFirst(nodes []mesh.Node, name string) bool {
+	return !slices.ContainsFunc(nodes, func(n mesh.Node) bool { return n.Name < name && !n.Key.IsZero() })
 }
 
 func problemSet(ps []mesh.Problem) map[string]struct{} {

@@ -27,6 +27,7 @@ type fakeCluster struct {
 	mu       sync.Mutex
 	snapshot mesh.Snapshot
 	last     mesh.Publication
+	warnings []string
 	err      error
 }
 
@@ -60,6 +61,12 @@ func (c *fakeCluster) Publish(_ context.Context, p mesh.Publication) (bool, erro
 func (c *fakeCluster) Withdraw(context.Context) error {
 	c.calls.add("withdraw")
 	return nil
+}
+
+func (c *fakeCluster) Warn(object, reason, message string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.warnings = append(c.warnings, object+" "+reason+": "+message)
 }
 
 // fakeKernel remembers the last State.
@@ -242,6 +249,51 @@ func TestPassAppliesAndPublishes(t *testing.T) {
 			t.Error(err)
 		}
 		wantCalls(t, f.calls.take(), "withdraw", "clean up")
+	})
+}
+
+// TestProblemsAreToldOfByOneNode: what is wrong with a Node by that one, what
+// concerns all by the first.
+func TestProblemsAreToldOfByOneNode(t *testing.T) {
+	bad := errors.New("bad")
+	problems := []mesh.Problem{
+		{Object: "node/a", Field: "f", Err: bad},
+		{Object: "node/b", Err: bad},
+		{Object: "peer/p", Err: bad},
+		{Object: "customresourcedefinition/x", Err: bad},
+	}
+	for first, want := range map[string][]string{
+		"b":   {"node/a KiloProblem: f: bad", "peer/p KiloProblem: bad", "customresourcedefinition/x KiloProblem: bad"},
+		"Abe": {"node/a KiloProblem: f: bad"}, // upper case comes before lower
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := start(t, func(f *fixture) {
+				f.cluster.snapshot.Nodes[1].Name = first
+				f.cluster.snapshot.Problems = problems
+			})
+			f.sync()
+			f.poked() // the second time they are no news
+			if !slices.Equal(f.cluster.warnings, want) {
+				t.Errorf("with node %s: events %q, want %q", first, f.cluster.warnings, want)
+			}
+			if err := f.end(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestAFailedPassIsToldOfOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := start(t, func(f *fixture) { f.kernel.err = errors.New("no such device") })
+		f.sync()
+		time.Sleep(time.Minute)
+		if want := []string{"node/a KiloFailed: apply: no such device"}; !slices.Equal(f.cluster.warnings, want) {
+			t.Errorf("events %q, want %q", f.cluster.warnings, want)
+		}
+		if err := f.end(); err != nil {
+			t.Error(err)
+		}
 	})
 }
 

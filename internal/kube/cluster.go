@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
 	"github.com/kilomesh/kilo/api/v1alpha1"
@@ -45,6 +47,7 @@ type Cluster struct {
 	core         rest.Interface
 	nodes, peers cache.SharedIndexInformer
 	crd          *crdWatch
+	events       atomic.Pointer[record.EventRecorder] // nil unless Run runs
 
 	mu        sync.Mutex
 	published *cachedNode // what our last write returned, until the cache is as new
@@ -146,6 +149,7 @@ func transformPeer(o any) (any, error) {
 func (c *Cluster) Run(ctx context.Context) error {
 	// client-go's own messages, too, go to our logger.
 	ctx = klog.NewContext(ctx, logr.FromSlogHandler(c.options.Log.Handler()))
+	defer c.recordEvents(ctx)()
 	var wg sync.WaitGroup
 	wg.Go(func() { c.nodes.RunWithContext(ctx) })
 	wg.Go(func() { c.peers.RunWithContext(ctx) })
