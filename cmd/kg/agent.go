@@ -77,7 +77,7 @@ func runAgent(ctx context.Context, s settings, flags agentFlags, log *slog.Logge
 
 	var a *agent.Agent
 	cluster, err := kube.New(s.rest, kube.Options{
-		NodeName: s.agent.NodeName, TopologyLabel: flags.topologyLabel,
+		NodeName: s.agent.NodeName, TopologyLabel: flags.topologyLabel, Heartbeat: flags.heartbeat,
 		Log: log.With("component", "k8s backend"), Poke: func() { a.Poke() },
 	})
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 type agentFlags struct {
 	backend, cniPath, compatibility, encapsulate, hostname, iface, kubeconfig, leaderElection, listen, master, granularity, mtu, privateKey, topologyLabel, tunnel, wireguard string
 	subnets, serviceCIDRs, internalCIDRs                                                                                                                                      []string
-	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate, strict, forwardRules                                                                           bool
+	cleanUp, cleanUpInterface, createInterface, cni, local, prioritisePrivate, strict, forwardRules, heartbeat                                                                bool
 	port                                                                                                                                                                      int
 	resyncPeriod                                                                                                                                                              time.Duration
 	// given reports whether a flag is on the command line.
@@ -39,6 +39,7 @@ func (f *agentFlags) register(fs *pflag.FlagSet) {
 	fs.BoolVar(&f.cni, "cni", true, "be the pod network: manage the CNI configuration and masquerade what leaves it")
 	fs.StringVar(&f.cniPath, "cni-path", "/etc/cni/net.d/10-kilo.conflist", "the CNI configuration `file`")
 	fs.StringVar(&f.compatibility, "compatibility", "", "pod `network` that Kilo is added to: none, flannel or cilium")
+	fs.BoolVar(&f.heartbeat, "compat-heartbeat", false, "tell agents of releases up to 0.7 every 30 s that this node lives; they leave it out else (default with --leader-election=static: true)")
 	fs.StringVar(&f.encapsulate, "encapsulate", "always", "which packets inside a location go through a tunnel: never, crosssubnet or always (with --mesh-granularity=cross: never)")
 	fs.StringVar(&f.hostname, "hostname", "", "`name` of this host's Node (default: the host name)")
 	fs.StringVar(&f.iface, "interface", "kilo0", "`name` of the WireGuard link")
@@ -102,6 +103,9 @@ func (f *agentFlags) parse() (settings, error) {
 	}
 	if s.agent.LeaderElection, err = mesh.ParseLeaderElection(f.leaderElection); err != nil {
 		return s, fmt.Errorf("--leader-election: %w", err)
+	}
+	if s.agent.LeaderElection == mesh.LeaderElectionStatic && !f.given("compat-heartbeat") {
+		f.heartbeat = true
 	}
 	if m.Granularity == mesh.GranularityCross && !f.given("encapsulate") {
 		m.Encapsulation = mesh.EncapsulateNever // the default of the other granularities cannot be meant

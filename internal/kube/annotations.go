@@ -56,7 +56,7 @@ const (
 	AnnotationGranularity = prefix + "granularity"
 )
 
-// The annotations that releases up to 0.7 wrote as well. Nothing reads them.
+// The annotations that releases up to 0.7 wrote as well.
 const (
 	annotationLastSeen            = prefix + "last-seen"
 	annotationDiscoveredEndpoints = prefix + "discovered-endpoints"
@@ -69,10 +69,6 @@ func publishedAnnotations() []string {
 		AnnotationWireGuardIP, AnnotationWireGuardIPv6,
 		AnnotationLocationIP, AnnotationLocationIPv6,
 		AnnotationCNICompatibilityIP, AnnotationCNICompatibilityIPv6, AnnotationGranularity,
+		annotationLastSeen, annotationDiscoveredEndpoints,
 	}
-}
-
-// withdrawnAnnotations are those that no node without Kilo has.
-func withdrawnAnnotations() []string {
-	return append(publishedAnnotations(), annotationLastSeen, annotationDiscoveredEndpoints)
 }

@@ -39,9 +39,14 @@ func newCachedNode(node *corev1.Node, topologyLabel string, own bool) *cachedNod
 		c.declared = &declared
 		c.annotations = make(map[string]string)
 		for _, key := range publishedAnnotations() {
-			if v, ok := node.Annotations[key]; ok {
-				c.annotations[key] = v
+			v, ok := node.Annotations[key]
+			if !ok {
+				continue
 			}
+			if key == annotationLastSeen {
+				v = heartbeatPresent
+			}
+			c.annotations[key] = v
 		}
 	}
 	return c
@@ -95,8 +100,9 @@ func identity(o metav1.Object) metav1.ObjectMeta {
 	}
 }
 
-// handlers poke unless an update leaves an object the same.
-func handlers[T any](poke func(), same func(a, b T) bool) cache.ResourceEventHandler {
+// handlers poke unless an update leaves an object the same. deleted gets the
+// names of objects that are gone.
+func handlers[T any](poke func(), same func(a, b T) bool, deleted func(name string)) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { poke() },
 		UpdateFunc: func(before, after any) {
@@ -106,7 +112,12 @@ func handlers[T any](poke func(), same func(a, b T) bool) cache.ResourceEventHan
 				poke()
 			}
 		},
-		DeleteFunc: func(any) { poke() },
+		DeleteFunc: func(o any) {
+			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(o); err == nil {
+				deleted(name)
+			}
+			poke()
+		},
 	}
 }
 

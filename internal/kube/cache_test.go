@@ -56,7 +56,7 @@ func TestHandlersPokeOnlyOnWhatIsRead(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			pokes := 0
-			h := handlers(func() { pokes++ }, (*cachedNode).same)
+			h := handlers(func() { pokes++ }, (*cachedNode).same, func(string) {})
 			after := base()
 			after.ResourceVersion = "2"
 			c.change(after)
@@ -67,7 +67,7 @@ func TestHandlersPokeOnlyOnWhatIsRead(t *testing.T) {
 		})
 	}
 	pokes := 0
-	h := handlers(func() { pokes++ }, (*cachedNode).same)
+	h := handlers(func() { pokes++ }, (*cachedNode).same, func(string) {})
 	h.OnAdd(newCachedNode(base(), topologyLabel, false), true)
 	h.OnDelete(newCachedNode(base(), topologyLabel, false))
 	h.OnDelete(cache.DeletedFinalStateUnknown{Key: "n"})

@@ -33,6 +33,9 @@ type Options struct {
 	NodeName string
 	// TopologyLabel names the Node label that holds the location.
 	TopologyLabel string
+	// Heartbeat makes the own Node look alive to agents of releases up to 0.7, at
+	// the price of a write every 30 s that all nodes hear of.
+	Heartbeat bool
 	// Log is required.
 	Log *slog.Logger
 	// Poke is called whenever a new Snapshot may differ from the last one. It
@@ -47,6 +50,7 @@ type Cluster struct {
 	core         rest.Interface
 	nodes, peers cache.SharedIndexInformer
 	crd          *crdWatch
+	beats        *heartbeats
 	events       atomic.Pointer[record.EventRecorder] // nil unless Run runs
 
 	mu        sync.Mutex
@@ -61,7 +65,7 @@ func New(config *rest.Config, o Options) (*Cluster, error) {
 	if o.Poke == nil {
 		o.Poke = func() {}
 	}
-	c := &Cluster{options: o}
+	c := &Cluster{options: o, beats: newHeartbeats()}
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("API server client: %w", err)
@@ -96,8 +100,12 @@ func New(config *rest.Config, o Options) (*Cluster, error) {
 
 func (c *Cluster) newInformers(dyn dynamic.Interface) error {
 	reach := &reachability{log: c.options.Log, resource: "nodes"}
+	seenNodes := func(ctx context.Context, err error) {
+		reach.report(ctx, err)
+		c.beats.heard(err)
+	}
 	nodes := cache.NewFilteredListWatchFromClient(c.core, "nodes", metav1.NamespaceAll, func(*metav1.ListOptions) {})
-	c.nodes = cache.NewSharedIndexInformerWithOptions(observed(nodes, reach.report), &corev1.Node{}, cache.SharedIndexInformerOptions{})
+	c.nodes = cache.NewSharedIndexInformerWithOptions(observed(nodes, seenNodes), &corev1.Node{}, cache.SharedIndexInformerOptions{})
 
 	peersReach := &reachability{log: c.options.Log, resource: v1alpha1.PeerResource}
 	resource := dyn.Resource(v1alpha1.GroupVersion().WithResource(v1alpha1.PeerResource))
@@ -116,8 +124,8 @@ func (c *Cluster) newInformers(dyn dynamic.Interface) error {
 
 	// observed has reported every error already.
 	quiet := func(context.Context, *cache.Reflector, error) {}
-	_, err1 := c.nodes.AddEventHandler(handlers(c.options.Poke, (*cachedNode).same))
-	_, err2 := c.peers.AddEventHandler(handlers(c.options.Poke, (*cachedPeer).same))
+	_, err1 := c.nodes.AddEventHandler(handlers(c.options.Poke, (*cachedNode).same, c.beats.forget))
+	_, err2 := c.peers.AddEventHandler(handlers(c.options.Poke, (*cachedPeer).same, func(string) {}))
 	err := errors.Join(err1, err2,
 		c.nodes.SetTransform(c.transformNode), c.nodes.SetWatchErrorHandlerWithContext(quiet),
 		c.peers.SetTransform(transformPeer), c.peers.SetWatchErrorHandlerWithContext(quiet))
@@ -130,6 +138,7 @@ func (c *Cluster) newInformers(dyn dynamic.Interface) error {
 // transformNode is a cache.TransformFunc.
 func (c *Cluster) transformNode(o any) (any, error) {
 	if node, ok := o.(*corev1.Node); ok {
+		c.beats.saw(node.Name, node.Annotations[annotationLastSeen])
 		return newCachedNode(node, c.options.TopologyLabel, node.Name == c.options.NodeName), nil
 	}
 	return o, nil
@@ -153,6 +162,10 @@ func (c *Cluster) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { c.nodes.RunWithContext(ctx) })
 	wg.Go(func() { c.peers.RunWithContext(ctx) })
+	wg.Go(func() { c.watchSilence(ctx) })
+	if c.options.Heartbeat {
+		wg.Go(func() { c.beat(ctx) })
+	}
 	wg.Wait()
 	return nil
 }
@@ -179,6 +192,10 @@ func (c *Cluster) Snapshot() mesh.Snapshot {
 		peers = listed[*cachedPeer](c.peers.GetStore())
 	}
 	s := snapshot(listed[*cachedNode](c.nodes.GetStore()), peers)
+	silent := c.beats.silent()
+	for i := range s.Nodes {
+		s.Nodes[i].Silent = silent[s.Nodes[i].Name]
+	}
 	if missing {
 		s.Problems = append(s.Problems, crdProblem())
 	}

@@ -33,9 +33,16 @@ func (c *Cluster) Publish(ctx context.Context, p mesh.Publication) (changed bool
 	if own == nil {
 		return false, fmt.Errorf("publish: node %q: %w", c.options.NodeName, fs.ErrNotExist)
 	}
-	patch := difference(own.annotations, annotationsOf(p))
+	want := annotationsOf(p)
+	if c.options.Heartbeat {
+		want[annotationLastSeen] = heartbeatPresent
+	}
+	patch := difference(own.annotations, want)
 	if len(patch) == 0 {
 		return false, nil
+	}
+	if c.options.Heartbeat {
+		patch[annotationLastSeen] = c.heartbeat()
 	}
 	var node corev1.Node
 	if err := c.patch(ctx, patch, &node); err != nil {
@@ -59,7 +66,7 @@ func (c *Cluster) Withdraw(ctx context.Context) error {
 		return nil
 	}
 	patch := make(map[string]*string)
-	for _, key := range withdrawnAnnotations() {
+	for _, key := range publishedAnnotations() {
 		patch[key] = nil
 	}
 	var node corev1.Node

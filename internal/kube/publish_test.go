@@ -143,7 +143,7 @@ func TestPublishWritesOnceAndOnlyWhatDiffers(t *testing.T) {
 }
 
 func TestPublishRepairsForeignEdits(t *testing.T) {
-	c, s, deliver := newPublisher(t, annotations{"a": "b", AnnotationLocation: "x", annotationLastSeen: "1"})
+	c, s, deliver := newPublisher(t, annotations{"a": "b", AnnotationLocation: "x"})
 	deliver()
 	p := leaderPublication(t)
 	publish(t, c, p, true)
@@ -152,7 +152,7 @@ func TestPublishRepairsForeignEdits(t *testing.T) {
 	publish(t, c, p, false) // not seen yet
 	deliver()
 	publish(t, c, p, true)
-	want := annotations{AnnotationKey: keyA, AnnotationGranularity: "location", "a": "b", AnnotationLocation: "x", annotationLastSeen: "1"}
+	want := annotations{AnnotationKey: keyA, AnnotationGranularity: "location", "a": "b", AnnotationLocation: "x"}
 	got := annotations{}
 	for k := range want {
 		got[k] = s.node.Annotations[k]
@@ -197,7 +197,7 @@ func TestPublishWithoutNode(t *testing.T) {
 func TestWithdraw(t *testing.T) {
 	foreign := annotations{"a": "b", AnnotationLocation: "x", AnnotationForceEndpoint: "192.0.2.1:51820"}
 	all := annotations{}
-	for _, k := range withdrawnAnnotations() {
+	for _, k := range publishedAnnotations() {
 		all[k] = "v"
 	}
 	maps.Copy(all, foreign)

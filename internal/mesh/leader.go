@@ -28,7 +28,7 @@ func ParseLeaderElection(s string) (LeaderElection, error) {
 // StaticLeaders judges by the nodes' properties alone, as the existing Kilo
 // does, so every node comes to the same result without talking. The best of a
 // location leads it: annotated and public, then annotated, then public, then
-// the others; among equals the first by name.
+// the others, and those that are silent last; among equals the first by name.
 func StaticLeaders(g Granularity, nodes []Node) Leaders {
 	leaders := Leaders{}
 	for p, n := range bestOf(candidates(g, nodes)) {
@@ -46,7 +46,7 @@ func StickyLeaders(g Granularity, nodes []Node, self string) Leaders {
 	all := candidates(g, nodes)
 	leaders := Leaders{}
 	best := bestOf(all)
-	leading := bestOf(slices.DeleteFunc(all, func(n *Node) bool { return len(n.WireGuardIPs) == 0 }))
+	leading := bestOf(slices.DeleteFunc(all, func(n *Node) bool { return len(n.WireGuardIPs) == 0 || n.Silent }))
 	for p, n := range best {
 		if l, ok := leading[p]; ok && (n.Name != self || rank(n) >= rank(l)) {
 			n = l
@@ -84,6 +84,8 @@ func compareCandidates(a, b *Node) int {
 
 func rank(n *Node) int {
 	switch public := hasPublicEndpoint(n); {
+	case n.Silent:
+		return 4
 	case n.WantsLead && public:
 		return 0
 	case n.WantsLead:

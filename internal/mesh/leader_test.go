@@ -33,11 +33,16 @@ func TestStaticLeadersPrefersAnnotatedThenPublicThenName(t *testing.T) {
 	}
 	copied := node("c", public, true)
 	copied.Key = tests[0].nodes[0].Key
-	tests = append(tests, struct {
+	silent := node("a", public, true)
+	silent.Silent = true
+	tests = append(tests, []struct {
 		name  string
 		nodes []Node
 		want  string
-	}{"who has the key of an earlier node cannot lead", []Node{node("a", private, false), node("b", private, false), copied}, "a"})
+	}{
+		{"who has the key of an earlier node cannot lead", []Node{node("a", private, false), node("b", private, false), copied}, "a"},
+		{"who is silent leads nobody who speaks", []Node{silent, node("b", private, false)}, "b"},
+	}...)
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := StaticLeaders(GranularityLocation, tt.nodes)["location:x"]; got != tt.want {
@@ -63,6 +68,10 @@ func TestAnEqualCandidateDoesNotTakeOver(t *testing.T) {
 		return n
 	}
 	const claim = "10.4.0.1"
+	silent := func(n Node) Node {
+		n.Silent = true
+		return n
+	}
 	tests := []struct {
 		name  string
 		nodes []Node
@@ -77,6 +86,8 @@ func TestAnEqualCandidateDoesNotTakeOver(t *testing.T) {
 		{"better one that is ready", []Node{node("a", public, true, claim), node("b", public, false, claim)}, "a", "a"},
 		{"better one, but another is better still", []Node{node("a", public, false), node("b", private, false, claim), node("c", public, true)}, "b", "b"},
 		{"both lead after a partition", []Node{node("a", public, false, claim), node("b", public, false, claim)}, "a", "a"},
+		{"leader that fell silent", []Node{node("a", private, false), silent(node("b", public, true, claim))}, "a", "a"},
+		{"all are silent", []Node{silent(node("a", private, false)), silent(node("b", private, false))}, "a", "a"},
 		{"leader that lost its endpoint", []Node{node("a", private, false), node("b", Endpoint{}, false, claim)}, "a", "a"},
 	}
 	for _, tt := range tests {

@@ -41,6 +41,9 @@ type Node struct {
 	// LocationIPs are the WireGuard IPs that the node last knew its location by.
 	// They claim them too, should the leader and its Node be gone.
 	LocationIPs []netip.Addr
+	// Silent says that the node used to tell of its life and does so no more, as
+	// judged here: it leads nobody who speaks.
+	Silent bool
 	// Granularity as the node published it, "" if it did not, or one that is not known.
 	Granularity Granularity
 }
