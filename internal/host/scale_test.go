@@ -46,7 +46,7 @@ func testOneChangeInALargeMeshIsAFewWrites(t *testing.T, makeDevice func(*testin
 	uplink(t)
 	makeDevice(t)
 	h := newHost(t)
-	const n = 500
+	const n = 1000
 	start := time.Now()
 	mustApply(t, h, bigState(n))
 	first := time.Since(start)
