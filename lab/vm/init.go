@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http/httputil"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,7 +24,8 @@ const (
 	jobPath  = "/job.json"
 )
 
-// The ports of a machine by which Init talks to Run.
+// The ports of a machine by which Init talks to Run, in chunks (RFC 9112,
+// section 7.1), so that the end of each can be told from the machine's.
 const (
 	portStdout = "stdout"
 	portStderr = "stderr"
@@ -30,7 +33,8 @@ const (
 )
 
 // Init is the body of a machine's init process: it does what Run asked for and
-// switches the machine off. It returns only an error, if even that failed.
+// waits for Run to end the machine, or switches it off if that failed. It
+// returns only an error, if even that did.
 func Init() error {
 	if os.Getpid() != 1 {
 		return errors.New("this is not the init process of a virtual machine")
@@ -82,22 +86,37 @@ func work() error {
 	if err := netlink.LinkSetUp(lo); err != nil {
 		return err
 	}
-	ports := map[string]*os.File{}
+	ports := map[string]io.WriteCloser{}
 	for _, name := range []string{portStdout, portStderr, portStatus} {
-		if ports[name], err = openPort(name); err != nil {
+		port, err := openPort(name)
+		if err != nil {
 			return err
 		}
+		ports[name] = httputil.NewChunkedWriter(port)
 	}
 	cmd := exec.Command(j.Args[0], j.Args[1:]...)
 	cmd.Env, cmd.Dir = j.Env, j.Dir
 	cmd.Stdout, cmd.Stderr = ports[portStdout], ports[portStderr]
+	cmd.WaitDelay = time.Second // for what it left running with its output
 	var r result
 	if err := cmd.Run(); cmd.ProcessState != nil {
 		r.Code = exitCode(cmd.ProcessState.Sys().(syscall.WaitStatus))
 	} else {
 		r.Error = err.Error()
 	}
-	return json.NewEncoder(ports[portStatus]).Encode(r)
+	if err := json.NewEncoder(ports[portStatus]).Encode(r); err != nil {
+		return err
+	}
+	for _, port := range ports {
+		if err := port.Close(); err != nil {
+			return err
+		}
+	}
+	for {
+		// Not the end of the machine, which would lose what qemu has not yet
+		// passed on. The only error is the interruption by a signal.
+		_ = unix.Pause()
+	}
 }
 
 // exitCode is that of a shell.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http/httputil"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -85,10 +86,7 @@ func Run(ctx context.Context, o Options, args ...string) (int, error) {
 	switch {
 	case ctx.Err() != nil:
 		return 0, context.Cause(ctx)
-	case err != nil:
-	case status.Len() == 0:
-		err = errors.New("it ended without an exit status")
-	default:
+	case err == nil:
 		err = json.Unmarshal(status.Bytes(), &r)
 	}
 	if err == nil && r.Error != "" {
@@ -169,7 +167,8 @@ func findQEMU(dir string) (*qemu, error) {
 	return q, err
 }
 
-// run runs a machine until it powers off or ctx ends, and then kills it.
+// run runs a machine until its program and all that it printed have ended, or
+// ctx, and then kills it.
 func (q *qemu) run(ctx context.Context, k *kernel, o Options, initrd *os.File, status, console io.Writer) error {
 	// Not kvm: inside a virtual machine the device may be there, and hang.
 	args := append(q.args,
@@ -183,9 +182,9 @@ func (q *qemu) run(ctx context.Context, k *kernel, o Options, initrd *os.File, s
 	// Pdeathsig is about the thread that starts the process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var copies errgroup.Group
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	var streams, rest errgroup.Group
 	cmd := exec.CommandContext(ctx, q.path)
 	cmd.ExtraFiles = []*os.File{initrd}
 	for _, port := range []struct {
@@ -199,20 +198,27 @@ func (q *qemu) run(ctx context.Context, k *kernel, o Options, initrd *os.File, s
 		}
 		defer discard(r)
 		defer discard(w)
-		copies.Go(func() error {
-			_, err := io.Copy(port.to, r)
-			if err != nil {
-				cancel(err) // nobody reads any more
-			}
-			return err
-		})
 		cmd.ExtraFiles = append(cmd.ExtraFiles, w)
 		args = append(args, "-chardev", fmt.Sprintf("file,id=%s,path=/dev/fd/%d", port.name, 2+len(cmd.ExtraFiles)))
 		if port.name == "console" {
 			args = append(args, "-serial", "chardev:console")
-		} else {
-			args = append(args, "-device", fmt.Sprintf("virtserialport,chardev=%s,name=%[1]s", port.name))
+			rest.Go(func() error {
+				_, err := io.Copy(port.to, r)
+				return err
+			})
+			continue
 		}
+		args = append(args, "-device", fmt.Sprintf("virtserialport,chardev=%s,name=%[1]s", port.name))
+		streams.Go(func() error {
+			_, err := io.Copy(port.to, httputil.NewChunkedReader(r))
+			switch {
+			case errors.Is(err, io.ErrUnexpectedEOF):
+				return errors.New("it ended without an exit status")
+			case err != nil:
+				end() // nobody reads any more
+			}
+			return err
+		})
 	}
 	cmd.Args = append(cmd.Args, args...)
 	cmd.Env = append(os.Environ(), q.env...)
@@ -222,10 +228,22 @@ func (q *qemu) run(ctx context.Context, k *kernel, o Options, initrd *os.File, s
 	for _, w := range cmd.ExtraFiles[1:] {
 		discard(w)
 	}
-	if err == nil {
-		err = cmd.Wait()
+	if err != nil {
+		return errors.Join(err, streams.Wait(), rest.Wait())
 	}
-	return errors.Join(err, copies.Wait())
+	var whole bool
+	rest.Go(func() error {
+		err := streams.Wait()
+		if whole = err == nil; whole {
+			end() // Init waits for this
+		}
+		return err
+	})
+	err = cmd.Wait()
+	if failed := rest.Wait(); !whole {
+		return errors.Join(failed, err)
+	}
+	return nil
 }
 
 // discard closes a file whose content is no longer wanted.
